@@ -1,0 +1,1 @@
+"""softline: vision transformers whose attention costs O(N)."""

@@ -1,0 +1,47 @@
+"""Exact Gaussian-kernel attention: Eq. 5 and appendix D of SOFT (https://arxiv.org/abs/2207.03341).
+
+S_ij = exp(-||q_i - k_j||^2 / (2 sqrt(D))), not normalised. Quadratic in the number of tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from softline.ops.inputs import check_alike, check_mask, finish, hide, narrow, prepare, without_autocast
+
+
+def gaussian_kernel(x: Tensor, y: Tensor, *, scale: float) -> Tensor:
+    """exp(-scale/2 * ||x_i - y_j||^2) by one matrix product: x [..., N, D], y [..., M, D] -> [..., N, M]."""
+    # distances ignore a common shift; around the centre of y, |x|^2 + |y|^2 - 2 x.y cancels least
+    centre = y.mean(-2, keepdim=True).detach()
+    x, y = x - centre, y - centre
+    half_x = -0.5 * scale * x.square().sum(-1, keepdim=True)
+    half_y = -0.5 * scale * y.square().sum(-1, keepdim=True)
+    # [scale x, -|x|^2 scale/2, 1] . [y, 1, -|y|^2 scale/2] = -scale/2 ||x - y||^2
+    left = torch.cat([scale * x, half_x, torch.ones_like(half_x)], dim=-1)
+    right = torch.cat([y, torch.ones_like(half_y), half_y], dim=-1)
+    # a squared distance is never negative: what is left above 0 is rounding
+    return (left @ right.mT).clamp(max=0).exp()
+
+
+@without_autocast
+def gaussian_weights(q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    """Kernel matrix S [B, H, N, N] of queries and keys [B, H, N, D]."""
+    check_alike(q, k=k)
+    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    weights = gaussian_kernel(prepare(q, key_mask), prepare(k, key_mask), scale=q.shape[-1] ** -0.5)
+    return narrow(hide_pairs(weights, key_mask, key_mask), q.dtype)
+
+
+@without_autocast
+def gaussian_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    """S v for q, k, v [B, H, N, D]; half-precision inputs accumulate in float32."""
+    check_alike(q, k=k, v=v)
+    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    weights = gaussian_kernel(prepare(q, key_mask), prepare(k, key_mask), scale=q.shape[-1] ** -0.5)
+    return finish(weights @ prepare(v, key_mask), v.dtype, key_mask)
+
+
+def hide_pairs(weights: Tensor, row_mask: Tensor | None, column_mask: Tensor | None) -> Tensor:
+    """Zero the rows and columns of masked tokens in [B, H, N, M]."""
+    weights = hide(weights, row_mask)
+    return weights if column_mask is None else weights.masked_fill(~column_mask[:, None, None, :], 0)

@@ -1,0 +1,151 @@
+"""What every operator does first and last: check its tensors, widen them, hide masked tokens.
+
+Precision: float16 and bfloat16 inputs are widened to float32 and autocast is off inside an operator, because sums
+over thousands of tokens, squared distances and inverses do not survive in half precision. The result returns in the
+dtype of the values; a float16 result beyond +-65504 saturates there instead of becoming infinite.
+"""
+
+import functools
+from collections.abc import Callable, Collection
+from difflib import get_close_matches
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """Run ``function`` with autocast off on the device of its first argument, a tensor."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **options: P.kwargs) -> R:
+        first = next(iter((*args, *options.values())), None)
+        if not isinstance(first, Tensor):
+            raise ValueError(f"{function.__name__} takes torch.Tensors, got {type(first).__name__}")
+        if not torch.amp.is_autocast_available(first.device.type):
+            return function(*args, **options)
+        with torch.autocast(first.device.type, enabled=False):
+            return function(*args, **options)
+
+    return run
+
+
+def check_tensor(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.ndim != 4:
+        raise ValueError(f"{name} must have shape [B, H, N, D], got {tuple(tensor.shape)}")
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+
+
+def check_alike(q: Tensor, **others: Tensor | None) -> None:
+    """Every other tensor shares batch, heads, dtype and device with ``q``; ``k`` its whole shape, ``v`` its tokens."""
+    check_tensor("q", q)
+    for name, other in others.items():
+        if other is None:
+            continue
+        check_tensor(name, other)
+        if other.dtype != q.dtype or other.device != q.device:
+            raise ValueError(
+                f"{name} must have the dtype and device of q ({q.dtype} on {q.device}), "
+                f"got {other.dtype} on {other.device}"
+            )
+        shared = {"v": 3}.get(name, 2)
+        if other.shape[:shared] != q.shape[:shared]:
+            rule = "batch, heads and tokens" if shared == 3 else "batch and heads"
+            raise ValueError(f"{name} must share {rule} with q {tuple(q.shape)}, got {tuple(other.shape)}")
+        if name != "v" and other.shape[-1] != q.shape[-1]:
+            raise ValueError(f"{name} must share the head dimension with q {tuple(q.shape)}, got {tuple(other.shape)}")
+        if name == "k" and other.shape != q.shape:
+            raise ValueError(f"k must have the shape of q {tuple(q.shape)}, got {tuple(other.shape)}")
+
+
+def check_mask(name: str, mask: Tensor | None, batch: int, tokens: int, device: torch.device) -> None:
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"{name} must be a bool tensor (True = real token), got {kind}")
+    if mask.shape != (batch, tokens):
+        raise ValueError(f"{name} must have shape [B, N] = {(batch, tokens)}, got {tuple(mask.shape)}")
+    if mask.device != device:
+        raise ValueError(f"{name} must be on {device} like q, got {mask.device}")
+
+
+def check_option(name: str, value: object, known: Collection[str]) -> None:
+    """``value`` is one of ``known``; the error lists them and names the closest."""
+    if value not in known:
+        close = get_close_matches(str(value), list(known), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{name} must be one of {', '.join(sorted(known))}; got {value!r}{hint}")
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """float16 and bfloat16 become float32; wider types stay."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def hide(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero the rows of masked tokens: ``tensor`` is [B, H, N, D], ``mask`` is [B, N]."""
+    # a fill, not a product: padding may hold NaN, and 0 * NaN is NaN
+    return tensor if mask is None else tensor.masked_fill(~mask[:, None, :, None], 0)
+
+
+def prepare(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    return hide(widen(tensor), mask)
+
+
+def hide_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Push the columns of masked keys to the lowest finite score: ``scores`` is [B, H, N, M], ``mask`` is [B, M].
+
+    Finite, so that a row without any real key has a softmax and a gradient; the caller zeroes such rows.
+    """
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask[:, None, None, :], torch.finfo(scores.dtype).min)
+
+
+def finish(result: Tensor, dtype: torch.dtype, key_mask: Tensor | None) -> Tensor:
+    """Zero the rows of masked tokens and return to the caller's dtype."""
+    return narrow(hide(result, key_mask), dtype)
+
+
+def narrow(result: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.float16:
+        result = saturate(result, dtype)
+    return result.to(dtype)
+
+
+def saturate(result: Tensor, dtype: torch.dtype) -> Tensor:
+    limit = torch.finfo(dtype).max
+    return result.clamp(-limit, limit)
+
+
+def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """``numerator / denominator``; 0 where the denominator is exactly 0, as for a token that sees no key."""
+    empty = denominator == 0
+    quotient = numerator / denominator.masked_fill(empty, 1)
+    return quotient.masked_fill(empty, 0)
+
+
+def count_tokens(tokens: int, key_mask: Tensor | None, dtype: torch.dtype) -> float | Tensor:
+    """How many real tokens each sample has: a number, or [B, 1, 1, 1] with a mask (at least 1, to divide by)."""
+    if key_mask is None:
+        return float(tokens)
+    return key_mask.sum(-1).clamp(min=1).to(dtype)[:, None, None, None]
+
+
+def unit_length(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """x divided by its length over ``dims``; a zero vector stays zero, with a zero gradient."""
+    square = x.square().sum(dims, keepdim=True)
+    # the root of 0 has no gradient
+    return x / square.masked_fill(square == 0, 1).sqrt()

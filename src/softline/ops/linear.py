@@ -1,0 +1,91 @@
+"""Classic kernelised linear attention: Transformers are RNNs (https://arxiv.org/abs/2006.16236).
+
+weights_ij = phi(q_i) . phi(k_j) / sum_j phi(q_i) . phi(k_j), evaluated as phi(q) (phi(k)^T v).
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softline.ops.inputs import (
+    check_alike,
+    check_mask,
+    check_option,
+    divide,
+    finish,
+    hide,
+    hide_scores,
+    narrow,
+    prepare,
+    without_autocast,
+)
+
+FEATURE_MAPS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "elu": lambda x: F.elu(x) + 1,
+        "relu": F.relu,
+        "leaky_relu": F.leaky_relu,
+        "identity": lambda x: x,
+        "exp": torch.exp,
+    }
+)
+
+
+@without_autocast
+def linear_weights(q: Tensor, k: Tensor, *, feature_map: str = "elu", key_mask: Tensor | None = None) -> Tensor:
+    """The definition: weights [B, H, N, N] of queries and keys [B, H, N, D]."""
+    phi_q, phi_k = _features(q, k, feature_map, key_mask)
+    return narrow(kernel_weights(phi_q, phi_k), q.dtype)
+
+
+@without_autocast
+def linear_factors(
+    q: Tensor, k: Tensor, *, feature_map: str = "elu", key_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The weights as two factors [B, H, N, D], [B, H, D, N], in float32 for half-precision inputs."""
+    return kernel_factors(*_features(q, k, feature_map, key_mask))
+
+
+@without_autocast
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, feature_map: str = "elu", key_mask: Tensor | None = None
+) -> Tensor:
+    """Linear attention of q, k, v [B, H, N, D]; half-precision inputs are computed in float32.
+
+    feature_map: "elu" (elu + 1), "relu", "leaky_relu", "identity" or "exp". The sign-indefinite ones can make the
+    denominator vanish: that is theirs, not rounding. A denominator of exactly 0 yields 0.
+    """
+    check_alike(q, k=k, v=v)
+    phi_q, phi_k = _features(q, k, feature_map, key_mask)
+    return finish(kernel_attention(phi_q, phi_k, prepare(v, key_mask)), v.dtype, key_mask)
+
+
+def kernel_weights(phi_q: Tensor, phi_k: Tensor) -> Tensor:
+    """phi(q) phi(k)^T with rows divided by their sums: features [B, H, N, R], masked tokens zero -> [B, H, N, N]."""
+    scores = phi_q @ phi_k.mT
+    return divide(scores, scores.sum(-1, keepdim=True))
+
+
+def kernel_factors(phi_q: Tensor, phi_k: Tensor) -> tuple[Tensor, Tensor]:
+    return divide(phi_q, phi_q @ phi_k.sum(-2).unsqueeze(-1)), phi_k.mT
+
+
+def kernel_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
+    state = phi_k.mT @ v  # [B, H, R, Dv]
+    return divide(phi_q @ state, phi_q @ phi_k.sum(-2).unsqueeze(-1))
+
+
+def _features(q: Tensor, k: Tensor, feature_map: str, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    check_alike(q, k=k)
+    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_option("feature_map", feature_map, FEATURE_MAPS)
+    q, k = prepare(q, key_mask), prepare(k, key_mask)
+    if feature_map == "exp":
+        # a factor per query and one for all keys cancel in the division; without them exp overflows
+        q = q - q.detach().amax(-1, keepdim=True)
+        k = k - hide_scores(k.detach().mT, key_mask).amax((-1, -2), keepdim=True)
+    phi = FEATURE_MAPS[feature_map]
+    return hide(phi(q), key_mask), hide(phi(k), key_mask)

@@ -1,0 +1,84 @@
+"""Linformer attention: Self-Attention with Linear Complexity (https://arxiv.org/abs/2006.04768).
+
+Keys and values are projected along the tokens, k' = E k and v' = F v with learned E, F [R, N], then
+softmax(q k'^T / sqrt(D)) v'. The explicit weights are softmax(q k'^T / sqrt(D)) F.
+"""
+
+from torch import Tensor
+
+from softline.ops.inputs import check_alike, check_mask, finish, narrow, prepare, without_autocast
+
+
+@without_autocast
+def linformer_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    key_projection: Tensor,
+    value_projection: Tensor,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """The definition: weights [B, H, N, N] of queries and keys [B, H, N, D]; rows need not sum to 1."""
+    left, right = _factors(q, k, key_projection, value_projection, scale, key_mask)
+    return narrow(left @ right, q.dtype)
+
+
+@without_autocast
+def linformer_factors(
+    q: Tensor,
+    k: Tensor,
+    *,
+    key_projection: Tensor,
+    value_projection: Tensor,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The weights as two factors [B, H, N, R], [B, H, R, N], in float32 for half-precision inputs."""
+    left, right = _factors(q, k, key_projection, value_projection, scale, key_mask)
+    return left, right.expand(*left.shape[:2], -1, -1)
+
+
+@without_autocast
+def linformer_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    key_projection: Tensor,
+    value_projection: Tensor,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """Linformer attention of q, k, v [B, H, N, D].
+
+    key_projection, value_projection: E and F [R, N_max]; N tokens use the first N columns, more than N_max are
+    refused. Half-precision inputs are computed in float32.
+    """
+    check_alike(q, k=k, v=v)
+    left, right = _factors(q, k, key_projection, value_projection, scale, key_mask)
+    return finish(left @ (right @ prepare(v, key_mask)), v.dtype, key_mask)
+
+
+def _factors(
+    q: Tensor, k: Tensor, key_projection: Tensor, value_projection: Tensor, scale: float | None, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """softmax(q k'^T) [B, H, N, R] and F [R, N] (with a mask [B, 1, R, N], masked columns zero)."""
+    check_alike(q, k=k)
+    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    tokens = q.shape[2]
+    for name, projection in (("key_projection", key_projection), ("value_projection", value_projection)):
+        if projection.ndim != 2 or projection.shape != key_projection.shape:
+            raise ValueError(f"{name} must have shape [R, N_max], equal for both, got {tuple(projection.shape)}")
+        if tokens > projection.shape[1]:
+            raise ValueError(
+                f"the learned Linformer projection covers at most {projection.shape[1]} tokens, got {tokens}"
+            )
+    q, k = prepare(q, key_mask), prepare(k, key_mask)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    projected = key_projection[:, :tokens].to(q.dtype) @ k  # [B, H, R, D]
+    right = value_projection[:, :tokens].to(q.dtype)
+    if key_mask is not None:
+        right = right * key_mask[:, None, None, :]
+    left = (scale * q @ projected.mT).softmax(-1)
+    return (left if key_mask is None else left * key_mask[:, None, :, None]), right

@@ -1,0 +1,102 @@
+"""Newton-Raphson pseudo-inverse of symmetric positive semi-definite matrices: Algorithm 2 of SOFT.
+
+A_0 = alpha A, A_k = 2 A_{k-1} - A_{k-1} A A_{k-1}. After T steps an eigenvalue l of A has become
+(1 - (1 - alpha l^2)^(2^T)) / l: directions with alpha l^2 2^T << 1 are left out rather than blown up.
+
+Deviations from the paper:
+- alpha is chosen for each matrix on its own, so no sample depends on its neighbours in the batch.
+- alpha = 2 / ||A||_1^2 lies on the edge of convergence when ||A||_1 is itself an eigenvalue (one landmark, or
+  identical ones): there 1 - alpha l^2 = -1 and the iteration collapses to 0. Such matrices start at half of it.
+- "halving" stops at 1.01 and after 10 halvings as the released code does: the paper's bound of 1 cannot always be met.
+"""
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from softline.ops.inputs import check_at_least, check_option, widen, without_autocast
+
+NewtonStart = Literal["norm", "halving"]
+
+HALVING_BOUND = 1.01
+MAX_HALVINGS = 10
+# the start is safe while alpha l_max^2 < 2; ||A^2||_1 >= l_max^2 tells how close it is
+EDGE = 0.99
+
+
+class NewtonResult(NamedTuple):
+    inverse: Tensor
+    """[..., m, m]"""
+    residual: Tensor
+    """||A X A - A|| / ||A|| in the Frobenius norm, one value per matrix [...]."""
+
+
+@without_autocast
+def newton_inverse(A: Tensor, *, iterations: int = 20, start: NewtonStart = "norm") -> NewtonResult:
+    """Pseudo-inverse of each symmetric positive semi-definite matrix in A [..., m, m], and how well it inverts.
+
+    iterations: Newton steps T; each doubles the number of correct digits once it converges.
+    start: "norm" is alpha = 2 / ||A||_1^2; "halving" halves that until ||I - alpha A^2||_1 <= 1.01.
+
+    The gradient is that of a matrix inverse, evaluated at the last iterate (Eq. 12): nothing is back-propagated
+    through the iterations. Half-precision inputs are inverted in float32.
+    """
+    check_newton(iterations, start)
+    if A.ndim < 2 or A.shape[-1] != A.shape[-2]:
+        raise ValueError(f"A must be a batch of square matrices [..., m, m], got {tuple(A.shape)}")
+    matrix = widen(A)
+    inverse = newton_iterate(matrix, iterations, start)
+    difference = matrix @ inverse @ matrix - matrix
+    residual = torch.linalg.matrix_norm(difference) / torch.linalg.matrix_norm(matrix)
+    return NewtonResult(inverse, residual)
+
+
+def check_newton(iterations: int, start: str) -> None:
+    check_at_least("iterations", iterations, 1)
+    check_option("start", start, get_args(NewtonStart))
+
+
+def newton_iterate(A: Tensor, iterations: int, start: NewtonStart) -> Tensor:
+    """The iterate A_T [..., m, m] with the one-step gradient of Eq. 12; A is float32 or float64."""
+    inverse: Tensor = _OneStepInverse.apply(A, iterations, start)
+    return inverse
+
+
+class _OneStepInverse(torch.autograd.Function):
+    """Newton forward; backward dL/dA = -Y^T (dL/dY) Y^T with Y the iterate (Eq. 12)."""
+
+    @staticmethod
+    def forward(A: Tensor, iterations: int, start: NewtonStart) -> Tensor:
+        inverse = newton_alpha(A, start) * A
+        for _ in range(iterations):
+            inverse = 2 * inverse - inverse @ A @ inverse
+        return inverse
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def, override]
+        (inverse,) = ctx.saved_tensors
+        return -inverse.mT @ grad @ inverse.mT, None, None
+
+
+def newton_alpha(A: Tensor, start: NewtonStart) -> Tensor:
+    """The scalar alpha [..., 1, 1] that starts each matrix of A [..., m, m]."""
+    norm = A.abs().sum(-2).amax(-1)[..., None, None]  # ||A||_1
+    alpha = 2 / norm.square()
+    square = A @ A
+    column_sums = square.abs().sum(-2, keepdim=True)  # [..., 1, m]
+    if start == "norm":
+        on_the_edge = column_sums.amax(-1, keepdim=True) > EDGE * norm.square()
+        return torch.where(on_the_edge, 0.5 * alpha, alpha)
+    # ||I - a A^2||_1 for every candidate a at once: a column sums to |1 - a c_jj| + a sum_{i != j} |c_ij|
+    diagonal = square.diagonal(dim1=-2, dim2=-1)[..., None, :]
+    halvings = torch.arange(MAX_HALVINGS + 1, device=A.device, dtype=A.dtype)[:, None]
+    candidates = alpha * 0.5**halvings  # [..., 11, 1]
+    columns = (1 - candidates * diagonal).abs() + candidates * (column_sums - diagonal.abs())  # [..., 11, m]
+    attained = columns.amax(-1, keepdim=True) <= HALVING_BOUND
+    # candidates decrease, so the largest that attains the bound is the first; if none does, the last
+    return torch.where(attained, candidates, candidates[..., -1:, :]).amax(-2, keepdim=True)

@@ -1,0 +1,85 @@
+"""Performer attention, FAVOR+: Rethinking Attention with Performers (https://arxiv.org/abs/2009.14794).
+
+exp(q.k / sqrt(D)) is estimated by positive random features phi(x) = exp(w.x - |x|^2 / 2) / sqrt(R) of x / D^(1/4),
+with orthogonal w; then linear attention. As in the authors' code, features are computed relative to the largest one
+(of the query, of all keys) and 1e-4 is added to each.
+"""
+
+import torch
+from torch import Tensor
+
+from softline.ops.inputs import (
+    check_alike,
+    check_at_least,
+    check_mask,
+    finish,
+    hide,
+    hide_scores,
+    narrow,
+    prepare,
+    without_autocast,
+)
+from softline.ops.linear import kernel_attention, kernel_factors, kernel_weights
+
+STABILIZER = 1e-4
+
+
+def performer_features(num_features: int, head_dim: int, *, seed: int | None = None) -> Tensor:
+    """Random directions w [R, D]: orthogonal in blocks of D, with the lengths of Gaussian vectors.
+
+    seed: None draws from torch's global generator.
+    """
+    check_at_least("num_features", num_features, 1)
+    check_at_least("head_dim", head_dim, 1)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    blocks = -(-num_features // head_dim)
+    gaussian = torch.randn(blocks, head_dim, head_dim, generator=generator, dtype=torch.float64)
+    directions = torch.linalg.qr(gaussian).Q.mT.reshape(-1, head_dim)[:num_features]
+    lengths = torch.randn(num_features, head_dim, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+    return (lengths * directions).float()
+
+
+@without_autocast
+def performer_weights(q: Tensor, k: Tensor, *, features: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    """The definition: weights [B, H, N, N] of queries and keys [B, H, N, D] under features [R, D]."""
+    phi_q, phi_k = _features(q, k, features, key_mask)
+    return narrow(kernel_weights(phi_q, phi_k), q.dtype)
+
+
+@without_autocast
+def performer_factors(
+    q: Tensor, k: Tensor, *, features: Tensor, key_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The weights as two factors [B, H, N, R], [B, H, R, N], in float32 for half-precision inputs."""
+    return kernel_factors(*_features(q, k, features, key_mask))
+
+
+@without_autocast
+def performer_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, features: Tensor, key_mask: Tensor | None = None
+) -> Tensor:
+    """FAVOR+ attention of q, k, v [B, H, N, D] under random features [R, D] from `performer_features`.
+
+    Half-precision inputs are computed in float32.
+    """
+    check_alike(q, k=k, v=v)
+    phi_q, phi_k = _features(q, k, features, key_mask)
+    return finish(kernel_attention(phi_q, phi_k, prepare(v, key_mask)), v.dtype, key_mask)
+
+
+def _features(q: Tensor, k: Tensor, features: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    check_alike(q, k=k)
+    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    if features.ndim != 2 or features.shape[-1] != q.shape[-1]:
+        raise ValueError(f"features must have shape [R, D] with D = {q.shape[-1]}, got {tuple(features.shape)}")
+    log_q = _log_features(prepare(q, key_mask), features)
+    log_k = _log_features(prepare(k, key_mask), features)
+    log_q = log_q - log_q.detach().amax(-1, keepdim=True)
+    log_k = log_k - hide_scores(log_k.detach().mT, key_mask).amax((-1, -2), keepdim=True)
+    root = features.shape[0] ** -0.5
+    return hide(root * (log_q.exp() + STABILIZER), key_mask), hide(root * (log_k.exp() + STABILIZER), key_mask)
+
+
+def _log_features(x: Tensor, features: Tensor) -> Tensor:
+    x = x * x.shape[-1] ** -0.25
+    return x @ features.to(x.dtype).mT - 0.5 * x.square().sum(-1, keepdim=True)  # [B, H, N, R]

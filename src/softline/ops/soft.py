@@ -1,0 +1,193 @@
+"""SOFT and SOFT++ attention: Softmax-free Linear Transformers (https://arxiv.org/abs/2207.03341).
+
+Keys are queries. With m landmark tokens l_1..l_m and the Gaussian kernel of Eq. 5,
+    P = kernel(l, q) [m, N],  A = kernel(l, l) [m, m],
+    SOFT    S = P^T A^+ P                        (Eq. 7-9),
+    SOFT++  S = P^T D^-1/2 A^+ D^-1/2 P          (Eq. 17), D = diag(A 1),
+applied to the values as P^T (A^+ (P v)): O(N m) time, nothing of size N x N.
+
+Deviations from the paper: the diagonal of A, 1 by definition, is written as 1 rather than left to rounding; `ridge`
+inverts A + ridge I (the release uses 0.01 for SOFT and 0 for SOFT++).
+"""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from softline.ops.gaussian import gaussian_kernel, hide_pairs
+from softline.ops.inputs import (
+    check_alike,
+    check_at_least,
+    check_mask,
+    check_option,
+    finish,
+    narrow,
+    prepare,
+    without_autocast,
+)
+from softline.ops.newton import NewtonStart, check_newton, newton_iterate
+
+Inverse = Literal["newton", "cholesky", "pinv"]
+SoftImpl = Literal["auto", "linear", "explicit"]
+
+
+@without_autocast
+def soft_weights(
+    q: Tensor,
+    landmarks: Tensor,
+    *,
+    normalize: bool,
+    scale: float | None = None,
+    inverse: Inverse = "newton",
+    iterations: int = 20,
+    start: NewtonStart = "norm",
+    ridge: float = 0.0,
+    key_mask: Tensor | None = None,
+    landmark_mask: Tensor | None = None,
+) -> Tensor:
+    """The definition: S [B, H, N, N] of queries q [B, H, N, D] and landmarks [B, H, m, D]."""
+    _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask)
+    P, A = _kernels(q, landmarks, scale, key_mask, landmark_mask)
+    S = P.mT @ _pseudo_inverse(A, normalize, inverse, iterations, start, ridge) @ P
+    return narrow(S, q.dtype)
+
+
+@without_autocast
+def soft_factors(
+    q: Tensor,
+    landmarks: Tensor,
+    *,
+    normalize: bool,
+    scale: float | None = None,
+    inverse: Inverse = "newton",
+    iterations: int = 20,
+    start: NewtonStart = "norm",
+    ridge: float = 0.0,
+    key_mask: Tensor | None = None,
+    landmark_mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """S as three factors [B, H, N, m], [B, H, m, m], [B, H, m, N], in float32 for half-precision inputs."""
+    _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask)
+    P, A = _kernels(q, landmarks, scale, key_mask, landmark_mask)
+    return P.mT, _pseudo_inverse(A, normalize, inverse, iterations, start, ridge), P
+
+
+@without_autocast
+def soft_attention(
+    q: Tensor,
+    landmarks: Tensor,
+    v: Tensor,
+    *,
+    normalize: bool,
+    scale: float | None = None,
+    inverse: Inverse = "newton",
+    iterations: int = 20,
+    start: NewtonStart = "norm",
+    ridge: float = 0.0,
+    key_mask: Tensor | None = None,
+    landmark_mask: Tensor | None = None,
+    impl: SoftImpl = "auto",
+) -> Tensor:
+    """SOFT (``normalize=False``) or SOFT++ (``True``) attention, linear in the number of tokens.
+
+    q: queries, which are also the keys [B, H, N, D].
+    landmarks: [B, H, m, D].
+    v: values [B, H, N, Dv].
+    scale: both kernels are exp(-scale/2 * squared distance); D^-0.5 unless given.
+    inverse: how A is inverted. "newton": Algorithm 2 with the gradient of Eq. 12; "cholesky": direct solve, needs
+        ridge > 0; "pinv": eigendecomposition with torch's cut-off for vanishing eigenvalues.
+    iterations, start: Newton steps and starting rule, see `newton_inverse`.
+    ridge: A + ridge I is inverted.
+    key_mask, landmark_mask: bool [B, N] and [B, m], True = real.
+    impl: "linear" is P^T (A^+ (P v)); "explicit" goes through the N x N weights; "auto" picks "linear".
+
+    Half-precision inputs are computed in float32, the inverse included.
+    """
+    _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask, v)
+    check_option("impl", impl, get_args(SoftImpl))
+    P, A = _kernels(q, landmarks, scale, key_mask, landmark_mask)
+    values = prepare(v, key_mask)
+    if impl == "explicit":
+        S = P.mT @ _pseudo_inverse(A, normalize, inverse, iterations, start, ridge) @ P
+        return finish(S @ values, v.dtype, key_mask)
+    summary = P @ values  # [B, H, m, Dv]
+    if inverse == "cholesky":
+        summary = _cholesky_solve(A, summary, normalize, ridge)
+    else:
+        summary = _pseudo_inverse(A, normalize, inverse, iterations, start, ridge) @ summary
+    return finish(P.mT @ summary, v.dtype, key_mask)
+
+
+def _kernels(
+    q: Tensor, landmarks: Tensor, scale: float | None, key_mask: Tensor | None, landmark_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """P [B, H, m, N] and A [B, H, m, m]; a masked token is a zero column of P, a masked landmark a unit row of A."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q, landmarks = prepare(q, key_mask), prepare(landmarks, landmark_mask)
+    P = hide_pairs(gaussian_kernel(landmarks, q, scale=scale), landmark_mask, key_mask)
+    A = hide_pairs(gaussian_kernel(landmarks, landmarks, scale=scale), landmark_mask, landmark_mask)
+    diagonal = torch.eye(A.shape[-1], dtype=torch.bool, device=A.device)
+    return P, A.masked_fill(diagonal, 1)
+
+
+def _pseudo_inverse(
+    A: Tensor, normalize: bool, inverse: Inverse, iterations: int, start: NewtonStart, ridge: float
+) -> Tensor:
+    """A^+ for SOFT, D^-1/2 A^+ D^-1/2 for SOFT++: [B, H, m, m]."""
+    ridged = _add_ridge(A, ridge)
+    if inverse == "newton":
+        inverted = newton_iterate(ridged, iterations, start)
+    elif inverse == "pinv":
+        inverted = torch.linalg.pinv(ridged, hermitian=True)
+    else:
+        inverted = torch.cholesky_inverse(torch.linalg.cholesky(ridged))
+    if not normalize:
+        return inverted
+    root = _degree(A).rsqrt()
+    return root * inverted * root.mT
+
+
+def _cholesky_solve(A: Tensor, summary: Tensor, normalize: bool, ridge: float) -> Tensor:
+    """The pseudo-inverse times ``summary`` [B, H, m, Dv] without forming the inverse."""
+    factor = torch.linalg.cholesky(_add_ridge(A, ridge))
+    if not normalize:
+        return torch.cholesky_solve(summary, factor)
+    root = _degree(A).rsqrt()
+    return root * torch.cholesky_solve(root * summary, factor)
+
+
+def _add_ridge(A: Tensor, ridge: float) -> Tensor:
+    return A if ridge == 0 else A + ridge * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+
+
+def _degree(A: Tensor) -> Tensor:
+    """Row sums of A [B, H, m, 1]: the diagonal of D, at least 1."""
+    return A.sum(-1, keepdim=True)
+
+
+def _check(
+    q: Tensor,
+    landmarks: Tensor,
+    inverse: Inverse,
+    iterations: int,
+    start: NewtonStart,
+    ridge: float,
+    key_mask: Tensor | None,
+    landmark_mask: Tensor | None,
+    v: Tensor | None = None,
+) -> None:
+    check_alike(q, landmarks=landmarks, v=v)
+    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_mask("landmark_mask", landmark_mask, q.shape[0], landmarks.shape[2], q.device)
+    check_at_least("the number of landmarks", landmarks.shape[2], 1)
+    check_inverse(inverse, iterations, start, ridge)
+
+
+def check_inverse(inverse: str, iterations: int, start: str, ridge: float) -> None:
+    """The rules on how A is inverted."""
+    check_option("inverse", inverse, get_args(Inverse))
+    check_newton(iterations, start)
+    check_at_least("ridge", ridge, 0)
+    if inverse == "cholesky" and ridge == 0:
+        raise ValueError(f'inverse="cholesky" needs ridge > 0 (A may be singular), got ridge={ridge}')

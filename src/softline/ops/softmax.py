@@ -1,0 +1,35 @@
+"""Softmax attention, the quadratic baseline: softmax(scale q k^T) v."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from softline.ops.inputs import check_alike, check_mask, finish, hide, hide_scores, prepare, without_autocast
+
+
+@without_autocast
+def softmax_weights(q: Tensor, k: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None) -> Tensor:
+    """Attention weights [B, H, N, N] of queries and keys [B, H, N, D]; ``scale`` is D^-0.5 unless given."""
+    check_alike(q, k=k)
+    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = scale * prepare(q, key_mask) @ prepare(k, key_mask).mT
+    weights = hide_scores(scores, key_mask).softmax(-1)
+    return finish(weights, q.dtype, key_mask)
+
+
+def softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None
+) -> Tensor:
+    """Torch's scaled dot-product attention on q, k, v [B, H, N, D].
+
+    Keeps the inputs' precision: torch's kernels accumulate in float32.
+    """
+    check_alike(q, k=k, v=v)
+    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    if key_mask is None:
+        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+    # a sample without any real token attends to its (zeroed) padding, so that no row is empty
+    visible = key_mask | ~key_mask.any(-1, keepdim=True)
+    q, k, v = hide(q, key_mask), hide(k, key_mask), hide(v, key_mask)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None, :], scale=scale)
+    return hide(out, key_mask)
