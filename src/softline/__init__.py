@@ -1,1 +1,7 @@
-"""softline: vision transformers whose attention costs O(N)."""
+"""softline: vision transformers whose attention costs O(N) — SOFT, SOFT++, InLine and their rivals."""
+
+from softline.attention import ATTENTIONS, create_attention
+
+__all__ = ["ATTENTIONS", "__version__", "create_attention"]
+
+__version__ = "0.1.0"

@@ -5,13 +5,14 @@ one direction and different length keep different weights. Linear in N because
     sum_j weights_ij v_j = mean(v) + scale * q_i^T sum_j k_j (v_j - mean(v))^T.
 """
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from softline.ops.gaussian import hide_pairs
 from softline.ops.inputs import (
+    Impl,
     check_alike,
     check_mask,
     check_option,
@@ -23,7 +24,6 @@ from softline.ops.inputs import (
     without_autocast,
 )
 
-InlineImpl = Literal["auto", "linear", "explicit"]
 
 
 @without_autocast
@@ -58,7 +58,7 @@ def inline_attention(
     *,
     scale: float | None = None,
     key_mask: Tensor | None = None,
-    impl: InlineImpl = "auto",
+    impl: Impl = "auto",
 ) -> Tensor:
     """InLine attention, linear in the number of tokens.
 
@@ -72,7 +72,7 @@ def inline_attention(
     """
     check_alike(q, k=k, v=v)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
-    check_option("impl", impl, get_args(InlineImpl))
+    check_option("impl", impl, get_args(Impl))
     values = prepare(v, key_mask)
     if impl == "explicit":
         return finish(_weights(q, k, scale, key_mask) @ values, v.dtype, key_mask)

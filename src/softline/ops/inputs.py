@@ -8,23 +8,25 @@ dtype of the values; a float16 result beyond +-65504 saturates there instead of 
 import functools
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+Impl = Literal["auto", "linear", "explicit"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
-    """Run ``function`` with autocast off on the device of its first argument, a tensor."""
+    """Run ``function`` with autocast off on the device of its first tensor."""
 
     @functools.wraps(function)
     def run(*args: P.args, **options: P.kwargs) -> R:
-        first = next(iter((*args, *options.values())), None)
-        if not isinstance(first, Tensor):
-            raise ValueError(f"{function.__name__} takes torch.Tensors, got {type(first).__name__}")
+        first = next((value for value in (*args, *options.values()) if isinstance(value, Tensor)), None)
+        if first is None:
+            raise ValueError(f"{function.__name__} takes torch.Tensors, got none")
         if not torch.amp.is_autocast_available(first.device.type):
             return function(*args, **options)
         with torch.autocast(first.device.type, enabled=False):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from softline.ops.gaussian import gaussian_kernel, hide_pairs
 from softline.ops.inputs import (
+    Impl,
     check_alike,
     check_at_least,
     check_mask,
@@ -29,7 +30,6 @@ from softline.ops.inputs import (
 from softline.ops.newton import NewtonStart, check_newton, newton_iterate
 
 Inverse = Literal["newton", "cholesky", "pinv"]
-SoftImpl = Literal["auto", "linear", "explicit"]
 
 
 @without_autocast
@@ -87,7 +87,7 @@ def soft_attention(
     ridge: float = 0.0,
     key_mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
-    impl: SoftImpl = "auto",
+    impl: Impl = "auto",
 ) -> Tensor:
     """SOFT (``normalize=False``) or SOFT++ (``True``) attention, linear in the number of tokens.
 
@@ -105,7 +105,7 @@ def soft_attention(
     Half-precision inputs are computed in float32, the inverse included.
     """
     _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask, v)
-    check_option("impl", impl, get_args(SoftImpl))
+    check_option("impl", impl, get_args(Impl))
     P, A = _kernels(q, landmarks, scale, key_mask, landmark_mask)
     values = prepare(v, key_mask)
     if impl == "explicit":

@@ -1,0 +1,39 @@
+"""Attention modules: projections around one operator of `softline.ops`, by name.
+
+`create_attention` builds one, `ATTENTIONS` lists them, `Attention` is what they all do.
+"""
+
+from softline.attention.efficient import efficient
+from softline.attention.focused import focused
+from softline.attention.gaussian import gaussian
+from softline.attention.hydra import hydra
+from softline.attention.inline import inline
+from softline.attention.linear import linear
+from softline.attention.linformer import linformer
+from softline.attention.multihead import MultiHeadAttention
+from softline.attention.nystrom import nystrom
+from softline.attention.performer import performer
+from softline.attention.reformer import reformer
+from softline.attention.registry import ATTENTIONS, Attention, create_attention
+from softline.attention.soft import soft, softpp
+from softline.attention.softmax import softmax
+
+__all__ = [
+    "ATTENTIONS",
+    "Attention",
+    "MultiHeadAttention",
+    "create_attention",
+    "efficient",
+    "focused",
+    "gaussian",
+    "hydra",
+    "inline",
+    "linear",
+    "linformer",
+    "nystrom",
+    "performer",
+    "reformer",
+    "soft",
+    "softmax",
+    "softpp",
+]

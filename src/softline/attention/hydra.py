@@ -1,0 +1,18 @@
+"""Hydra attention: Efficient Attention with Many Heads (https://arxiv.org/abs/2209.07484)."""
+
+from softline import ops
+from softline.attention.multihead import MultiHeadAttention, Operator, Plain
+from softline.attention.registry import ATTENTIONS
+
+
+@ATTENTIONS.register("hydra")
+def hydra(dim: int, num_heads: int, *, num_prefix_tokens: int = 0, qkv_bias: bool = True) -> MultiHeadAttention:
+    """As many heads as channels, whatever ``num_heads`` is: `weights` has ``dim`` maps."""
+    return MultiHeadAttention(
+        dim,
+        num_heads,
+        Operator("hydra", ops.hydra_attention, ops.hydra_weights, ops.hydra_factors),
+        Plain(),
+        num_prefix_tokens=num_prefix_tokens,
+        qkv_bias=qkv_bias,
+    )

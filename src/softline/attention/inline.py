@@ -1,0 +1,68 @@
+"""InLine attention: Bridging the Divide (https://arxiv.org/abs/2412.06590)."""
+
+from functools import partial
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+from softline import ops
+from softline.attention.multihead import MultiHeadAttention, Operator
+from softline.attention.registry import ATTENTIONS
+from softline.layers.grid import GridSize
+from softline.layers.local import LocalResidual
+from softline.ops.inputs import Impl, check_option, widen
+
+InlineFeatureMap = Literal["identity", "relu", "leaky_relu", "exp"]
+# the authors' temperature: phi(x) = exp(0.2 x)
+EXP_TEMPERATURE = 0.2
+
+
+class InlineCore(nn.Module):
+    """Feature map of queries and keys."""
+
+    def __init__(self, feature_map: InlineFeatureMap) -> None:
+        super().__init__()
+        check_option("feature_map", feature_map, get_args(InlineFeatureMap))
+        self.feature_map = feature_map
+
+    def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
+        return {"q": self._phi(q), "k": self._phi(k)}
+
+    def _phi(self, x: Tensor) -> Tensor:
+        if self.feature_map == "exp":
+            # widened: exp leaves the range of float16 at 11
+            return ops.FEATURE_MAPS["exp"](EXP_TEMPERATURE * widen(x))
+        return ops.FEATURE_MAPS[self.feature_map](x)
+
+    def extra_repr(self) -> str:
+        return self.feature_map
+
+
+@ATTENTIONS.register("inline")
+def inline(
+    dim: int,
+    num_heads: int,
+    *,
+    num_prefix_tokens: int = 0,
+    feature_map: InlineFeatureMap = "identity",
+    local_residual: bool = True,
+    qkv_bias: bool = True,
+    impl: Impl = "auto",
+) -> MultiHeadAttention:
+    """InLine attention with its local residual.
+
+    feature_map: phi of queries and keys: "identity" (the paper's default), "relu", "leaky_relu", or "exp" (exp(0.2 x)).
+    local_residual: add the 3x3 depthwise convolution of the values whose kernels are predicted from the mean token.
+    impl: see `softline.ops.inline_attention`.
+    """
+    check_option("impl", impl, get_args(Impl))
+    local = LocalResidual(dim, num_heads, num_prefix_tokens=num_prefix_tokens) if local_residual else None
+    return MultiHeadAttention(
+        dim,
+        num_heads,
+        Operator("inline", partial(ops.inline_attention, impl=impl), ops.inline_weights, ops.inline_factors),
+        InlineCore(feature_map),
+        num_prefix_tokens=num_prefix_tokens,
+        qkv_bias=qkv_bias,
+        local=local,
+    )

@@ -1,0 +1,117 @@
+"""Projections around one operator: the module behind every registered attention."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from softline.layers.grid import GridSize, check_grid
+from softline.ops.inputs import check_mask, hide, narrow, saturate, widen
+
+
+class Operator(NamedTuple):
+    """The functions of one file in `softline.ops`, all called with the same keyword arguments."""
+
+    name: str
+    attention: Callable[..., Tensor]
+    weights: Callable[..., Tensor]
+    factors: Callable[..., tuple[Tensor, ...]] | None = None
+
+
+class Plain(nn.Module):
+    """The core of an operator that takes queries, keys and fixed options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
+        return {"q": q, "k": k, **self.options}
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class MultiHeadAttention(nn.Module):
+    """Query, key and value projections, an operator, an optional local term, an output projection.
+
+    operator: what attends.
+    core: module ``(q, k, grid_size, key_mask) -> keyword arguments of the operator`` for q, k [B, H, N, D]; it holds
+        whatever the operator learns or draws (landmarks, random features, ...).
+    shared_qk: one projection serves queries and keys.
+    local: module of `softline.layers.local` whose result is added to the attended values.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        operator: Operator,
+        core: nn.Module,
+        *,
+        num_prefix_tokens: int = 0,
+        qkv_bias: bool = True,
+        shared_qk: bool = False,
+        local: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.num_heads = num_heads
+        self.num_prefix_tokens = num_prefix_tokens
+        self.operator = operator
+        self.core = core
+        self.local = local
+        self.qkv = nn.Linear(dim, (2 if shared_qk else 3) * dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        """[B, N, C] -> [B, N, C]."""
+        x, q, k, v = self._project(x, grid_size, key_mask)
+        attended = self.operator.attention(**self.core(q, k, grid_size, key_mask), v=v, key_mask=key_mask)
+        return self._finish(attended, x, v, grid_size, key_mask)
+
+    def weights(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        """The operator's explicit weights [B, heads, N, N]; the local term is not part of them."""
+        _, q, k, _ = self._project(x, grid_size, key_mask)
+        return self.operator.weights(**self.core(q, k, grid_size, key_mask), key_mask=key_mask)
+
+    def factors(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Matrices of low rank whose product is the weights, for N too large to multiply them."""
+        if self.operator.factors is None:
+            raise ValueError(f"{self.operator.name} attention has no low-rank factors; use weights()")
+        _, q, k, _ = self._project(x, grid_size, key_mask)
+        return self.operator.factors(**self.core(q, k, grid_size, key_mask), key_mask=key_mask)
+
+    def mix(self, weights: Tensor, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        """The output [B, N, C] that given weights [B, heads, N, N] produce."""
+        x, _, _, v = self._project(x, grid_size, key_mask)
+        # as many heads as the weights have: Hydra's are the channels
+        heads = v.transpose(2, 3).flatten(1, 2).unflatten(1, (weights.shape[1], -1)).mT
+        attended = (widen(weights) @ widen(heads)).mT.flatten(1, 2).unflatten(1, (self.num_heads, -1)).mT
+        return self._finish(narrow(attended, v.dtype), x, v, grid_size, key_mask)
+
+    def _project(
+        self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Checked and masked input [B, N, C], and queries, keys and values [B, H, N, D]."""
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must have shape [B, N, {self.dim}], got {tuple(x.shape)}")
+        check_grid(x.shape[1], grid_size, self.num_prefix_tokens)
+        check_mask("key_mask", key_mask, x.shape[0], x.shape[1], x.device)
+        if key_mask is not None:
+            x = x.masked_fill(~key_mask[..., None], 0)
+        parts = self.qkv(x).unflatten(-1, (-1, self.num_heads, self.dim // self.num_heads))  # [B, N, 2 or 3, H, D]
+        q, *k, v = (hide(part, key_mask) for part in parts.permute(2, 0, 3, 1, 4).unbind(0))
+        return x, q, k[0] if k else q, v
+
+    def _finish(self, attended: Tensor, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> Tensor:
+        if self.local is not None:
+            attended = attended + self.local(x, v, grid_size, key_mask)
+        out = self.proj(attended.transpose(1, 2).flatten(2))
+        if out.dtype == torch.float16:
+            out = saturate(out, out.dtype)
+        return out if key_mask is None else out.masked_fill(~key_mask[..., None], 0)
+
+    def extra_repr(self) -> str:
+        return f"{self.operator.name}, num_heads={self.num_heads}"

@@ -1,0 +1,116 @@
+"""Attention modules by name.
+
+A factory takes ``(dim, num_heads, *, num_prefix_tokens=0, **options)`` and returns a module that follows `Attention`.
+Other packages add theirs through the entry-point group ``softline.attention``, name = factory.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from softline.layers.grid import GridSize
+from softline.ops.inputs import check_option
+
+ENTRY_POINT_GROUP = "softline.attention"
+
+
+class Attention(Protocol):
+    """What every attention module does; x is [B, N, C] with N = num_prefix_tokens + H*W, key_mask is bool [B, N].
+
+    Masked tokens count for nothing and their rows of the result are zero.
+    """
+
+    def __call__(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        """Attend: [B, N, C] -> [B, N, C]."""
+        ...
+
+    def weights(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        """Explicit weights [B, heads, N, N], local convolutions not included."""
+        ...
+
+    def mix(self, weights: Tensor, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        """The output that given weights produce: ``mix(weights(x, ...), x, ...)`` equals attending, at N^2 cost."""
+        ...
+
+
+Factory = Callable[..., nn.Module]
+F = TypeVar("F", bound=Factory)
+
+
+class AttentionRegistry(Mapping[str, Factory]):
+    """Names and factories; those of other packages are looked up on first use."""
+
+    def __init__(self) -> None:
+        self._factories: dict[str, Factory] = {}
+        self._found_entry_points = False
+
+    def register(self, name: str) -> Callable[[F], F]:
+        def add(factory: F) -> F:
+            if name in self._factories:
+                raise ValueError(f"attention {name!r} is registered already")
+            self._factories[name] = factory
+            return factory
+
+        return add
+
+    def _all(self) -> dict[str, Factory]:
+        if not self._found_entry_points:
+            self._found_entry_points = True
+            for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+                self.register(entry_point.name)(_lazy(entry_point))
+        return self._factories
+
+    def __getitem__(self, name: str) -> Factory:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __repr__(self) -> str:
+        return f"AttentionRegistry({', '.join(self)})"
+
+
+def _lazy(entry_point: Any) -> Factory:
+    """Import a package's factory when it is first called, not when names are listed."""
+
+    def factory(*args: Any, **options: Any) -> nn.Module:
+        module: nn.Module = entry_point.load()(*args, **options)
+        return module
+
+    return factory
+
+
+ATTENTIONS = AttentionRegistry()
+
+
+def create_attention(
+    name: str, dim: int, num_heads: int, *, num_prefix_tokens: int = 0, **options: Any
+) -> nn.Module:
+    """Build the attention ``name`` for tokens of ``dim`` channels; see `Attention` for what it does.
+
+    num_prefix_tokens: tokens before the grid (a class token): they attend, and are left out of anything spatial.
+    options: the keyword arguments of the attention, as documented at its factory in `softline.attention`.
+    """
+    check_option("attention", name, ATTENTIONS)
+    if num_heads < 1 or dim < 1 or dim % num_heads:
+        raise ValueError(f"dim ({dim}) must be divisible by num_heads ({num_heads}), both at least 1")
+    if num_prefix_tokens < 0:
+        raise ValueError(f"num_prefix_tokens must be at least 0, got {num_prefix_tokens}")
+    factory = ATTENTIONS[name]
+    _check_options(name, factory, options)
+    return factory(dim, num_heads, num_prefix_tokens=num_prefix_tokens, **options)
+
+
+def _check_options(name: str, factory: Factory, options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(factory).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    known = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "num_prefix_tokens"]
+    for option in options:
+        check_option(f"an option of {name!r}", option, known)

@@ -1,0 +1,97 @@
+"""SOFT and SOFT++: Softmax-free Linear Transformers (https://arxiv.org/abs/2207.03341).
+
+As in the released code: queries are divided by D^(1/4) before landmarks are taken (so that squared distance / 2 is
+Eq. 5's), learned landmarks pass LayerNorm and GELU, and a depthwise convolution of the values is added.
+Deviations: the landmark grid is capped at 7 x 7 unless ``max_landmarks=None``; every Newton start is per matrix.
+"""
+
+from functools import partial
+from typing import Any, get_args
+
+from torch import Tensor, nn
+
+from softline import ops
+from softline.attention.multihead import MultiHeadAttention, Operator
+from softline.attention.registry import ATTENTIONS
+from softline.layers.grid import GridSize
+from softline.layers.landmarks import Sampling, create_landmarks
+from softline.layers.local import ValueConv
+from softline.ops.inputs import Impl, check_option
+from softline.ops.newton import NewtonStart
+from softline.ops.soft import Inverse, check_inverse
+
+
+class SoftCore(nn.Module):
+    """Queries, their landmarks and how the landmark kernel is inverted."""
+
+    def __init__(self, landmarks: nn.Module, *, num_prefix_tokens: int = 0, **options: Any) -> None:
+        super().__init__()
+        self.landmarks = landmarks
+        self.num_prefix_tokens = num_prefix_tokens
+        self.options = options
+
+    def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
+        q = q * q.shape[-1] ** -0.25
+        prefix = self.num_prefix_tokens
+        spatial_mask = None if key_mask is None else key_mask[:, prefix:]
+        landmarks, landmark_mask = self.landmarks(q[:, :, prefix:], grid_size, spatial_mask)
+        return {"q": q, "landmarks": landmarks, "landmark_mask": landmark_mask, "scale": 1.0, **self.options}
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+@ATTENTIONS.register("soft")
+def soft(
+    dim: int,
+    num_heads: int,
+    *,
+    num_prefix_tokens: int = 0,
+    normalize: bool = False,
+    sampling: Sampling = "conv",
+    ratio: int | GridSize = 1,
+    max_landmarks: int | GridSize | None = 7,
+    inverse: Inverse = "newton",
+    iterations: int = 20,
+    start: NewtonStart = "norm",
+    ridge: float = 0.0,
+    value_conv: int | None = 3,
+    qkv_bias: bool = True,
+    impl: Impl = "auto",
+) -> MultiHeadAttention:
+    """SOFT: P^T A^+ P; "softpp" is SOFT++, the same with ``normalize=True``: P^T D^-1/2 A^+ D^-1/2 P.
+
+    sampling, ratio, max_landmarks: how landmarks are taken, see `softline.layers.landmarks.create_landmarks`.
+    inverse, iterations, start, ridge, impl: see `softline.ops.soft_attention`.
+    value_conv: kernel of the depthwise convolution of the values that is added (9, 5, 3 in stages 1, 2, 3 of the
+        released models); None leaves it out.
+    """
+    check_inverse(inverse, iterations, start, ridge)
+    check_option("impl", impl, get_args(Impl))
+    head_dim = dim // num_heads
+    landmarks = create_landmarks(sampling, head_dim, ratio=ratio, max_landmarks=max_landmarks)
+    core = SoftCore(
+        landmarks,
+        num_prefix_tokens=num_prefix_tokens,
+        normalize=normalize,
+        inverse=inverse,
+        iterations=iterations,
+        start=start,
+        ridge=ridge,
+    )
+    local = None
+    if value_conv is not None:
+        local = ValueConv(num_heads, head_dim, value_conv, num_prefix_tokens=num_prefix_tokens)
+    return MultiHeadAttention(
+        dim,
+        num_heads,
+        Operator("soft", partial(ops.soft_attention, impl=impl), ops.soft_weights, ops.soft_factors),
+        core,
+        num_prefix_tokens=num_prefix_tokens,
+        qkv_bias=qkv_bias,
+        shared_qk=True,
+        local=local,
+    )
+
+
+softpp = ATTENTIONS.register("softpp")(partial(soft, normalize=True))

@@ -1,0 +1,1 @@
+"""Parts of blocks that are not attention operators: local convolutions, landmark sampling, token grids."""

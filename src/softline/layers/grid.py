@@ -1,0 +1,50 @@
+"""Tokens [.., N, D] with N = prefix + H * W as maps, and back."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softline.ops.inputs import check_at_least
+
+GridSize = tuple[int, int]
+
+
+def as_pair(name: str, value: int | GridSize) -> GridSize:
+    """An int stands for both axes, as in torch's convolutions; both are at least 1."""
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2:
+        raise ValueError(f"{name} must be an int or (rows, columns), got {value!r}")
+    for side in pair:
+        check_at_least(name, side, 1)
+    return pair[0], pair[1]
+
+
+def check_grid(tokens: int, grid_size: GridSize, num_prefix_tokens: int) -> None:
+    if len(grid_size) != 2:
+        raise ValueError(f"grid_size must be (H, W), got {grid_size!r}")
+    height, width = grid_size
+    if height < 1 or width < 1:
+        raise ValueError(f"grid_size must be at least 1x1, got {height}x{width}")
+    if tokens != num_prefix_tokens + height * width:
+        raise ValueError(
+            f"N must be num_prefix_tokens + H*W = {num_prefix_tokens} + {height}*{width}, got {tokens} tokens"
+        )
+
+
+def spatial_map(x: Tensor, grid_size: GridSize, num_prefix_tokens: int = 0) -> Tensor:
+    """Heads side by side as channels, prefix tokens left out: [B, H, N, D] -> [B, H * D, height, width]."""
+    x = x[:, :, num_prefix_tokens:]
+    return x.transpose(2, 3).flatten(1, 2).unflatten(-1, grid_size)
+
+
+def spatial_tokens(x: Tensor, num_heads: int, num_prefix_tokens: int = 0) -> Tensor:
+    """The inverse of `spatial_map`, with zeros for the prefix tokens: [B, C, height, width] -> [B, H, N, D]."""
+    x = x.flatten(2).unflatten(1, (num_heads, -1)).transpose(2, 3)
+    return F.pad(x, (0, 0, num_prefix_tokens, 0)) if num_prefix_tokens else x
+
+
+def mean_token(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Mean of the real tokens of x [B, N, C], whose masked rows are zero, summed in float32: [B, C]."""
+    total = x.sum(1, dtype=torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype)
+    count = x.shape[1] if key_mask is None else key_mask.sum(1, keepdim=True).clamp(min=1)
+    return total / count

@@ -1,0 +1,215 @@
+"""Landmark tokens of a grid: SOFT's four samplings (https://arxiv.org/abs/2207.03341, Table 10).
+
+The grid is cut into cells of ``ratio`` x ``ratio`` tokens. With ``max_landmarks=None`` every complete cell gives one
+landmark, as in the paper, and their number grows with the image. With a cap the landmark grid never exceeds that many
+rows and columns, so that attention through landmarks costs O(N) at any resolution: cells are averaged in bins where
+there are more of them, and incomplete ones at the border count too. At 224 pixels both give the paper's 7 x 7.
+
+With a mask, the grid of a sample is the smallest one from the top left corner that holds its real tokens: an image
+padded at the bottom and the right has the landmarks that it has alone.
+"""
+
+from typing import Literal, TypeVar, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softline.layers.grid import GridSize, as_pair, spatial_map, spatial_tokens
+from softline.ops.inputs import check_option, hide, widen, without_autocast
+
+Sampling = Literal["conv", "avgpool", "random", "biased"]
+Landmarks = tuple[Tensor, Tensor | None]
+Count = TypeVar("Count", int, Tensor)
+
+
+def create_landmarks(
+    sampling: Sampling, head_dim: int, *, ratio: int | GridSize = 1, max_landmarks: int | GridSize | None = 7
+) -> nn.Module:
+    """A module ``(q, grid_size, key_mask=None) -> landmarks [B, H, m, D], landmark_mask`` for q [B, H, height*width, D].
+
+    sampling: "conv": convolution with kernel = stride = ratio, shared by the heads, LayerNorm and GELU; "avgpool": mean
+        of each cell; "random": as many tokens at random, drawn anew at each training step, fixed in evaluation;
+        "biased": the first tokens.
+    ratio: side of a cell in tokens, or (rows, columns).
+    max_landmarks: most rows and columns of the landmark grid, an int for both; None is the paper's fixed ratio.
+
+    The landmark mask is bool [B, m], None without a key mask.
+    """
+    check_option("sampling", sampling, get_args(Sampling))
+    plan = LandmarkPlan(ratio, max_landmarks)
+    if sampling == "conv":
+        return ConvLandmarks(head_dim, plan)
+    if sampling == "avgpool":
+        return PooledLandmarks(plan)
+    return TokenLandmarks(plan, random=sampling == "random")
+
+
+class LandmarkPlan:
+    """Cells and bins of a grid, and means over them."""
+
+    def __init__(self, ratio: int | GridSize, max_landmarks: int | GridSize | None) -> None:
+        self.ratio = as_pair("ratio", ratio)
+        self.cap = None if max_landmarks is None else as_pair("max_landmarks", max_landmarks)
+
+    def __repr__(self) -> str:
+        return f"ratio={self.ratio}, max_landmarks={self.cap}"
+
+    def check(self, grid_size: GridSize) -> None:
+        if self.ratio[0] > grid_size[0] or self.ratio[1] > grid_size[1]:
+            raise ValueError(
+                f"ratio {self.ratio[0]}x{self.ratio[1]} must not be larger than the grid "
+                f"({grid_size[0]}x{grid_size[1]} tokens)"
+            )
+
+    def cells(self, tokens: Count, axis: int) -> Count:
+        """Cells along an axis of so many tokens: a number, or one for each sample."""
+        return tokens // self.ratio[axis] if self.cap is None else -(-tokens // self.ratio[axis])
+
+    def landmarks(self, tokens: int, axis: int) -> int:
+        """Landmarks along an axis of so many tokens."""
+        cells = self.cells(tokens, axis)
+        return cells if self.cap is None else min(cells, self.cap[axis])
+
+    def landmarks_of(self, extents: Tensor, axis: int) -> Tensor:
+        """`landmarks` for each sample: token counts [B] -> [B]."""
+        cells = self.cells(extents, axis)
+        return cells if self.cap is None else cells.clamp(max=self.cap[axis])
+
+    def whole_cells(self, maps: Tensor) -> Tensor:
+        """Maps [..., height, width] cut to complete cells, or with a cap zero-padded to them."""
+        height, width = maps.shape[-2:]
+        if self.cap is None:
+            return maps[..., : height - height % self.ratio[0], : width - width % self.ratio[1]]
+        return F.pad(maps, (0, -width % self.ratio[1], 0, -height % self.ratio[0]))
+
+    def bins(self, tokens: int, extents: Tensor | None, axis: int, device: torch.device) -> Tensor:
+        """1 where a cell lies in a landmark's bin: [1, landmarks, cells], or [B, landmarks, cells] with extents [B]."""
+        cell = torch.arange(self.cells(tokens, axis), device=device)
+        bins = torch.arange(self.landmarks(tokens, axis), device=device)[:, None]
+        if extents is None:
+            extents = torch.full((1,), tokens, device=device)
+        cells = self.cells(extents, axis)[:, None]  # [B, 1]
+        bin_of = cell * self.landmarks_of(extents, axis)[:, None] // cells.clamp(min=1)  # [B, cells]
+        return (bin_of[:, None] == bins) & (cell < cells)[:, None]
+
+    @without_autocast
+    def means(self, sums: Tensor, counts: Tensor | None, grid_size: GridSize, real: Tensor | None) -> Landmarks:
+        """From sums and counts of the cells to means of the bins, in float32.
+
+        sums: [B, C, rows, columns]; counts: [B or 1, rows, columns], None where each cell counts as one.
+        real: real tokens [B, height, width], None where all are.
+        """
+        unbinned = sums.shape[-2:] == (self.landmarks(grid_size[0], 0), self.landmarks(grid_size[1], 1))
+        sums = widen(sums)
+        if real is None and unbinned:
+            return sums if counts is None else sums / counts[:, None], None
+        counts = sums.new_ones(1, *sums.shape[-2:]) if counts is None else counts.to(sums.dtype)
+        extents = (None, None) if real is None else _extents(real)
+        rows, columns = (
+            self.bins(grid_size[axis], extents[axis], axis, sums.device).to(sums.dtype) for axis in (0, 1)
+        )
+        counts = rows @ counts @ columns.mT  # [B or 1, landmark rows, landmark columns]
+        sums = rows[:, None] @ sums @ columns[:, None].mT
+        return sums / counts.clamp(min=1)[:, None], None if real is None else counts.flatten(1) > 0
+
+
+class ConvLandmarks(nn.Module):
+    """Convolution over cells, mean over the cells of a bin, LayerNorm, GELU."""
+
+    def __init__(self, head_dim: int, plan: LandmarkPlan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.conv = nn.Conv2d(head_dim, head_dim, plan.ratio, stride=plan.ratio, bias=False)
+        self.norm = nn.LayerNorm(head_dim)
+
+    def forward(self, q: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Landmarks:
+        self.plan.check(grid_size)
+        maps = self.plan.whole_cells(spatial_map(hide(q, key_mask), grid_size))
+        maps = maps.unflatten(1, (q.shape[1], -1)).flatten(0, 1)  # [B H, D, height, width]
+        cells = self.conv(maps).unflatten(0, q.shape[:2]).flatten(1, 2)  # [B, H D, rows, columns]
+        real = filled = None
+        if key_mask is not None:
+            real = key_mask.unflatten(-1, grid_size)
+            filled = F.max_pool2d(self.plan.whole_cells(real[:, None].float()), self.plan.ratio)[:, 0]
+            cells = cells * filled[:, None]
+        means, mask = self.plan.means(cells, filled, grid_size, real)
+        landmarks = spatial_tokens(means, q.shape[1]).to(self.norm.weight.dtype)
+        return F.gelu(self.norm(landmarks)).to(q.dtype), mask
+
+    def extra_repr(self) -> str:
+        return repr(self.plan)
+
+
+class PooledLandmarks(nn.Module):
+    """Mean of the real tokens of each bin."""
+
+    def __init__(self, plan: LandmarkPlan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def forward(self, q: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Landmarks:
+        self.plan.check(grid_size)
+        sums = self._cell_sums(spatial_map(widen(hide(q, key_mask)), grid_size))
+        real = None if key_mask is None else key_mask.unflatten(-1, grid_size)
+        tokens = sums.new_ones(1, *grid_size) if real is None else real.to(sums.dtype)
+        means, mask = self.plan.means(sums, self._cell_sums(tokens), grid_size, real)
+        return spatial_tokens(means, q.shape[1]).to(q.dtype), mask
+
+    def _cell_sums(self, maps: Tensor) -> Tensor:
+        height, width = self.plan.ratio
+        return F.avg_pool2d(self.plan.whole_cells(maps), self.plan.ratio) * (height * width)
+
+    def extra_repr(self) -> str:
+        return repr(self.plan)
+
+
+class TokenLandmarks(nn.Module):
+    """A subset of the tokens: at random, or the first ones."""
+
+    def __init__(self, plan: LandmarkPlan, *, random: bool) -> None:
+        super().__init__()
+        self.plan = plan
+        self.random = random
+
+    def forward(self, q: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Landmarks:
+        self.plan.check(grid_size)
+        most = self.plan.landmarks(grid_size[0], 0) * self.plan.landmarks(grid_size[1], 1)
+        turn = self._turn(grid_size, q.device).expand(q.shape[0], -1)  # [B, N]
+        if key_mask is None:
+            return _select(q, turn.argsort(-1, stable=True)[:, :most]), None
+        turn = turn.masked_fill(~key_mask, torch.iinfo(turn.dtype).max)
+        rows, columns = _extents(key_mask.unflatten(-1, grid_size))
+        count = self.plan.landmarks_of(rows, 0) * self.plan.landmarks_of(columns, 1)
+        mask = torch.arange(most, device=q.device) < torch.minimum(count, key_mask.sum(-1))[:, None]
+        return hide(_select(q, turn.argsort(-1, stable=True)[:, :most]), mask), mask
+
+    def _turn(self, grid_size: GridSize, device: torch.device) -> Tensor:
+        """When each token is chosen, the lowest first [N]."""
+        place = torch.arange(grid_size[0] * grid_size[1], device=device)
+        if not self.random:
+            return place
+        # a hash of the position rather than a permutation: a cropped grid keeps the turns of its tokens
+        bits = (place // grid_size[1] * 73856093) ^ (place % grid_size[1] * 19349663)
+        if self.training:
+            bits = bits ^ torch.randint(2**31, (1,), device=device)
+        for _ in range(3):
+            bits = ((bits ^ (bits >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+        return bits
+
+    def extra_repr(self) -> str:
+        return f"{self.plan!r}, {'random' if self.random else 'biased'}"
+
+
+def _extents(real: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the smallest grid from the top left corner that holds all real tokens: [B, H, W] -> 2 [B]."""
+    height, width = real.shape[1:]
+    rows = real.any(2) * torch.arange(1, height + 1, device=real.device)
+    columns = real.any(1) * torch.arange(1, width + 1, device=real.device)
+    return rows.amax(-1), columns.amax(-1)
+
+
+def _select(tokens: Tensor, places: Tensor) -> Tensor:
+    """Tokens [B, H, N, D] at places [B, m] -> [B, H, m, D]."""
+    index = places[:, None, :, None].expand(-1, tokens.shape[1], -1, tokens.shape[-1])
+    return tokens.gather(2, index)

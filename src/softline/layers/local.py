@@ -1,0 +1,87 @@
+"""Local terms that are added to an attention's output: small convolutions over the grid of values.
+
+Called as ``local(x, v, grid_size, key_mask) -> [B, H, N, D]`` with the attention's input x [B, N, C] and its values v
+[B, H, N, D], both zero at masked tokens. Prefix tokens receive nothing.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softline.layers.grid import GridSize, mean_token, spatial_map, spatial_tokens
+from softline.ops.inputs import narrow, widen, without_autocast
+
+
+class LocalResidual(nn.Module):
+    """InLine's local residual: a depthwise 3x3 convolution whose kernels are predicted from the mean token.
+
+    r = W2 gelu(W1 mean(x)), one 3x3 kernel for each channel and sample, both layers grouped by head.
+    """
+
+    def __init__(self, dim: int, num_heads: int, *, num_prefix_tokens: int = 0) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.num_prefix_tokens = num_prefix_tokens
+        self.hidden = nn.Conv1d(dim, dim, 1, groups=num_heads)
+        self.kernel = nn.Conv1d(dim, 9 * dim, 1, groups=num_heads)
+
+    def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        mean = mean_token(x, key_mask).to(x.dtype)[..., None]  # [B, C, 1]
+        kernels = self.kernel(F.gelu(self.hidden(mean)))  # [B, 9 C, 1]
+        values = spatial_map(v, grid_size, self.num_prefix_tokens)
+        return spatial_tokens(_convolve_each(values, kernels), self.num_heads, self.num_prefix_tokens)
+
+
+@without_autocast
+def _convolve_each(values: Tensor, kernels: Tensor) -> Tensor:
+    """Every channel of every sample [B, C, H, W] by its own 3x3 kernel [B, 9 C, 1], summed in float32."""
+    planes = widen(values).flatten(0, 1).unsqueeze(0)  # [1, B C, H, W]
+    weight = widen(kernels).reshape(-1, 1, 3, 3)
+    out = F.conv2d(planes, weight, padding=1, groups=planes.shape[1])
+    return narrow(out.reshape(values.shape), values.dtype)
+
+
+class ValueConv(nn.Module):
+    """A depthwise k x k convolution of the values with few kernels, zero-padded.
+
+    shared: "channels" is SOFT's (and Nystromformer's): one kernel for each head, shared by its channels, no bias;
+        "heads" is FLatten's: one kernel for each channel of a head, shared by the heads, with bias.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        kernel_size: int,
+        *,
+        shared: Literal["channels", "heads"] = "channels",
+        num_prefix_tokens: int = 0,
+    ) -> None:
+        super().__init__()
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"the value convolution's kernel must be odd and positive, got {kernel_size}")
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.shared = shared
+        self.num_prefix_tokens = num_prefix_tokens
+        planes = num_heads if shared == "channels" else head_dim
+        # holds the kernels; `forward` spreads them over all channels
+        self.conv = nn.Conv2d(
+            planes, planes, kernel_size, padding=kernel_size // 2, groups=planes, bias=shared == "heads"
+        )
+
+    def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        values = spatial_map(v, grid_size, self.num_prefix_tokens)
+        bias = None if self.conv.bias is None else self._spread(self.conv.bias)
+        out = F.conv2d(
+            values, self._spread(self.conv.weight), bias, padding=self.conv.padding, groups=values.shape[1]
+        )
+        return spatial_tokens(out, self.num_heads, self.num_prefix_tokens)
+
+    def _spread(self, parameter: Tensor) -> Tensor:
+        """One row for each of the H * D channels."""
+        if self.shared == "channels":
+            return parameter.repeat_interleave(self.head_dim, dim=0)
+        return torch.cat([parameter] * self.num_heads)
