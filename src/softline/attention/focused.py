@@ -27,7 +27,7 @@ class FocusedCore(nn.Module):
         self.scale = nn.Parameter(torch.zeros(num_heads, 1, head_dim))
 
     def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
-        # softplus is positive, so that dividing before or after the operator's relu is the same
+        # softplus is positive: dividing before the operator's relu is dividing after it, but for the operator's 1e-6
         scale = F.softplus(self.scale).to(q.dtype)
         return {"q": q / scale, "k": k / scale, "power": self.power}
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from softline.layers.grid import GridSize, check_grid
@@ -108,9 +107,9 @@ class MultiHeadAttention(nn.Module):
     def _finish(self, attended: Tensor, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> Tensor:
         if self.local is not None:
             attended = attended + self.local(x, v, grid_size, key_mask)
+        attended = saturate(attended, attended.dtype)
         out = self.proj(attended.transpose(1, 2).flatten(2))
-        if out.dtype == torch.float16:
-            out = saturate(out, out.dtype)
+        out = saturate(out, out.dtype)
         return out if key_mask is None else out.masked_fill(~key_mask[..., None], 0)
 
     def extra_repr(self) -> str:

@@ -122,12 +122,14 @@ def finish(result: Tensor, dtype: torch.dtype, key_mask: Tensor | None) -> Tenso
 
 
 def narrow(result: Tensor, dtype: torch.dtype) -> Tensor:
-    if dtype == torch.float16:
-        result = saturate(result, dtype)
-    return result.to(dtype)
+    """Back to the caller's dtype, saturating in float16."""
+    return saturate(result, dtype).to(dtype)
 
 
 def saturate(result: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keep what is to be float16 within +-65504, so that it is not infinite there; other dtypes stay as they are."""
+    if dtype != torch.float16:
+        return result
     limit = torch.finfo(dtype).max
     return result.clamp(-limit, limit)
 
