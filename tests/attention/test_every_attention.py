@@ -42,8 +42,7 @@ def test_fast_form_matches_the_definition_in_value_and_gradients(name, prefix, g
     single = value_and_gradients(lambda x: module(x, grid_size), x)
     reference = value_and_gradients(explicit(module, grid_size), x)
     exact = value_and_gradients(explicit(copy.deepcopy(module).double(), grid_size), x.double())
-    for what, *values in zip(("value", "gradient"), single, reference, exact, strict=True):
-        assert_within_budget(*values, what=what)
+    assert_within_budget(single, reference, exact)
 
 
 @every_attention
@@ -93,9 +92,9 @@ def test_a_sample_is_the_same_alone_and_beside_a_very_different_one(name, prefix
     x = tokens(grid_size, prefix, batch=3, dtype=torch.float64)
     x[1] *= 100
     x[2] = 1
-    together = module(x, grid_size)
+    together = module(x, grid_size).detach()
     for sample in range(3):
-        alone = module(x[sample : sample + 1], grid_size)[0]
+        alone = module(x[sample : sample + 1], grid_size)[0].detach()
         torch.testing.assert_close(together[sample], alone, rtol=1e-9, atol=1e-11 * float(alone.abs().max()))
 
 

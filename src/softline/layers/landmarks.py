@@ -135,7 +135,9 @@ class ConvLandmarks(nn.Module):
             cells = cells * filled[:, None]
         means, mask = self.plan.means(cells, filled, grid_size, real)
         landmarks = spatial_tokens(means, q.shape[1]).to(self.norm.weight.dtype)
-        return F.gelu(self.norm(landmarks)).to(q.dtype), mask
+        # flat, because torch's tracing of LayerNorm's gradient is wrong about strides that are not
+        flat = F.gelu(self.norm(landmarks.flatten(0, 2)))
+        return flat.unflatten(0, landmarks.shape[:3]).to(q.dtype), mask
 
     def extra_repr(self) -> str:
         return repr(self.plan)

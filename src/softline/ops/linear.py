@@ -74,8 +74,12 @@ def kernel_factors(phi_q: Tensor, phi_k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kernel_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
-    state = phi_k.mT @ v  # [B, H, R, Dv]
-    return divide(phi_q @ state, phi_q @ phi_k.sum(-2).unsqueeze(-1))
+    """The same weights applied to v [B, H, N, Dv] in linear time."""
+    # rows sum to 1, so that values count from any origin; from their mean the least is lost to cancellation
+    mean = v.mean(-2, keepdim=True).detach()
+    state = phi_k.mT @ (v - mean)  # [B, H, R, Dv]
+    total = phi_q @ phi_k.sum(-2).unsqueeze(-1)  # [B, H, N, 1]
+    return divide(phi_q @ state, total) + mean.masked_fill(total == 0, 0)
 
 
 def _features(q: Tensor, k: Tensor, feature_map: str, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:

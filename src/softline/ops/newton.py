@@ -5,8 +5,8 @@ A_0 = alpha A, A_k = 2 A_{k-1} - A_{k-1} A A_{k-1}. After T steps an eigenvalue 
 
 Deviations from the paper:
 - alpha is chosen for each matrix on its own, so no sample depends on its neighbours in the batch.
-- alpha = 2 / ||A||_1^2 lies on the edge of convergence when ||A||_1 is itself an eigenvalue (one landmark, or
-  identical ones): there 1 - alpha l^2 = -1 and the iteration collapses to 0. Such matrices start at half of it.
+- alpha = 2 / ||A||_1^2 lies on the edge of convergence when ||A||_1 is itself an eigenvalue (one landmark, identical
+  ones, or ones far apart): there 1 - alpha l^2 = -1 and the iteration collapses to 0. Such matrices start at half of it.
 - "halving" stops at 1.01 and after 10 halvings as the released code does: the paper's bound of 1 cannot always be met.
 """
 
@@ -86,12 +86,12 @@ class _OneStepInverse(torch.autograd.Function):
 def newton_alpha(A: Tensor, start: NewtonStart) -> Tensor:
     """The scalar alpha [..., 1, 1] that starts each matrix of A [..., m, m]."""
     norm = A.abs().sum(-2).amax(-1)[..., None, None]  # ||A||_1
-    alpha = 2 / norm.square()
     square = A @ A
     column_sums = square.abs().sum(-2, keepdim=True)  # [..., 1, m]
+    on_the_edge = column_sums.amax(-1, keepdim=True) > EDGE * norm.square()
+    alpha = torch.where(on_the_edge, 1, 2) / norm.square()
     if start == "norm":
-        on_the_edge = column_sums.amax(-1, keepdim=True) > EDGE * norm.square()
-        return torch.where(on_the_edge, 0.5 * alpha, alpha)
+        return alpha
     # ||I - a A^2||_1 for every candidate a at once: a column sums to |1 - a c_jj| + a sum_{i != j} |c_ij|
     diagonal = square.diagonal(dim1=-2, dim2=-1)[..., None, :]
     halvings = torch.arange(MAX_HALVINGS + 1, device=A.device, dtype=A.dtype)[:, None]

@@ -1,8 +1,11 @@
 """Performer attention, FAVOR+: Rethinking Attention with Performers (https://arxiv.org/abs/2009.14794).
 
 exp(q.k / sqrt(D)) is estimated by positive random features phi(x) = exp(w.x - |x|^2 / 2) / sqrt(R) of x / D^(1/4),
-with orthogonal w; then linear attention. As in the authors' code, features are computed relative to the largest one
-(of the query, of all keys) and 1e-4 is added to each.
+with orthogonal w; then linear attention.
+
+Features are computed relative to the largest one (of the query, of all keys) and 1e-4 is added to each, so that no
+denominator vanishes. Deviation: the authors' code takes the largest w.x rather than the largest feature, which gives
+the added constant up to exp(|x|^2 / 2) times the weight and so estimates the kernel less well.
 """
 
 import torch

@@ -5,7 +5,8 @@ rotation gives them, the sorted sequence is cut into chunks, and a token sees it
 With c_ij the number of rounds in which i sees j, weights_ij = c_ij exp(s_ij) / sum_j c_ij exp(s_ij). A token sees
 itself only where it sees nothing else.
 
-Deviation: the first chunk does not look back at the last one, so that padding at the end changes nothing.
+Deviation: the first chunk of a round has none before it (implementations let it look at the last chunk of all, or of
+the round before), so that padding at the end changes nothing.
 """
 
 import torch

@@ -1,0 +1,153 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from softline.ops import gaussian_kernel, newton_inverse
+from softline.ops.newton import newton_alpha
+
+relaxed = settings(deadline=None, max_examples=40)
+
+
+def gram(landmarks: int, spread: float, seed: int, batch: tuple[int, ...] = ()) -> Tensor:
+    """Gaussian kernel matrices [..., m, m] of random landmarks of 32 channels, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    x = spread * torch.randn(*batch, landmarks, 32, dtype=torch.float64, generator=generator)
+    difference = x[..., :, None, :] - x[..., None, :, :]
+    return torch.exp(-(32**-0.5) / 2 * difference.square().sum(-1))
+
+
+def closed_form(A: Tensor, alpha: Tensor, iterations: int) -> Tensor:
+    """sum_i (1 - (1 - alpha l_i^2)^(2^T)) / l_i u_i u_i^T."""
+    eigenvalues, vectors = torch.linalg.eigh(A)
+    remaining = (1 - alpha[..., 0] * eigenvalues.square()).abs()
+    # |.|^(2^T) as T squarings: the exponent itself is even
+    for _ in range(iterations):
+        remaining = remaining.square()
+    return (vectors * ((1 - remaining) / eigenvalues).unsqueeze(-2)) @ vectors.mT
+
+
+def on_the_edge(A: Tensor) -> bool:
+    """Nearly constant column sums: their maximum is nearly an eigenvalue."""
+    return bool((A @ A).sum(0).max() > 0.99 * A.sum(0).max() ** 2)
+
+
+@relaxed
+@given(
+    landmarks=st.integers(1, 49),
+    spread=st.floats(0.3, 2.0),
+    iterations=st.integers(1, 25),
+    start=st.sampled_from(["norm", "halving"]),
+    seed=st.integers(0, 2**16),
+)
+def test_newton_equals_its_closed_form(landmarks, spread, iterations, start, seed):
+    A = gram(landmarks, spread, seed, batch=(2,))
+    expected = closed_form(A, newton_alpha(A, start), iterations)
+    actual = newton_inverse(A, iterations=iterations, start=start).inverse
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+
+
+@relaxed
+@given(landmarks=st.integers(2, 49), spread=st.floats(0.3, 2.0), seed=st.integers(0, 2**16))
+def test_the_start_is_the_papers_alpha_for_ordinary_matrices(landmarks, spread, seed):
+    A = gram(landmarks, spread, seed)
+    paper = 2 / A.sum(0).max().item() ** 2
+    assert newton_alpha(A, "norm").item() == pytest.approx(paper / 2 if on_the_edge(A) else paper, rel=1e-12)
+
+
+@relaxed
+@given(landmarks=st.integers(1, 49), spread=st.floats(0.05, 2.0), seed=st.integers(0, 2**16))
+def test_halving_takes_the_largest_alpha_that_meets_the_bound(landmarks, spread, seed):
+    A = gram(landmarks, spread, seed)
+    alpha = (1 if on_the_edge(A) else 2) / A.sum(0).max() ** 2
+    identity = torch.eye(landmarks, dtype=A.dtype)
+    for _ in range(10):
+        if torch.linalg.matrix_norm(identity - alpha * A @ A, ord=1) <= 1.01:
+            break
+        alpha = alpha / 2
+    assert newton_alpha(A, "halving").item() == pytest.approx(alpha.item(), rel=1e-12)
+
+
+@relaxed
+@given(landmarks=st.integers(1, 49), spread=st.floats(0.7, 2.0), seed=st.integers(0, 2**16))
+def test_one_step_gradient_equals_autograd_through_the_inverse_when_well_conditioned(landmarks, spread, seed):
+    A = gram(landmarks, spread, seed)
+    cotangent = torch.randn(A.shape, dtype=A.dtype, generator=torch.Generator().manual_seed(seed))
+    newton, exact = A.clone().requires_grad_(), A.clone().requires_grad_()
+    (newton_inverse(newton).inverse * cotangent).sum().backward()
+    (torch.linalg.inv(exact) * cotangent).sum().backward()
+    assert newton.grad is not None
+    torch.testing.assert_close(newton.grad, exact.grad, rtol=1e-6, atol=1e-6 * float(exact.grad.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("spread", "iterations", "expected"), [(0.3, 10, 1.1e-2), (0.3, 20, 1.1e-4), (0.6, 10, 9.4e-3), (1.0, 10, 0.0)]
+)
+def test_residual_falls_as_measured_on_gaussian_grams(spread, iterations, expected):
+    """The residuals of 49 x 49 grams at several spreads, in the spectral norm that the paper's Fig. 5 plots."""
+    A = gram(49, spread, seed=0, batch=(8,))
+    X = newton_inverse(A, iterations=iterations).inverse
+    spectral = torch.linalg.matrix_norm(A @ X @ A - A, ord=2) / torch.linalg.matrix_norm(A, ord=2)
+    assert spectral.mean().item() == pytest.approx(expected, rel=1.0, abs=1e-12)
+
+
+def test_the_residual_is_relative_and_one_for_each_matrix():
+    A = gram(20, 0.4, seed=1, batch=(2, 3))
+    result = newton_inverse(A, iterations=8)
+    expected = (A @ result.inverse @ A - A).flatten(-2).norm(dim=-1) / A.flatten(-2).norm(dim=-1)
+    assert result.residual.shape == (2, 3)
+    torch.testing.assert_close(result.residual, expected)
+
+
+@pytest.mark.parametrize("start", ["norm", "halving"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_landmarks_far_apart_give_the_identity(start, dtype):
+    """The identity sits on the edge of convergence of the paper's alpha."""
+    for landmarks in (1, 2, 49):
+        identity = torch.eye(landmarks, dtype=dtype)
+        torch.testing.assert_close(newton_inverse(identity, start=start).inverse, identity)
+
+
+@pytest.mark.parametrize("start", ["norm", "halving"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_identical_landmarks_give_the_pseudo_inverse(start, dtype):
+    """A matrix of ones is on that edge too, and singular."""
+    for landmarks in (1, 2, 49):
+        ones = torch.ones(landmarks, landmarks, dtype=dtype, requires_grad=True)
+        result = newton_inverse(ones, start=start)
+        torch.testing.assert_close(result.inverse, torch.full_like(ones, 1 / landmarks**2), rtol=1e-3, atol=1e-6)
+        assert result.residual < 1e-5
+        result.inverse.sum().backward()
+        assert ones.grad is not None
+        assert ones.grad.isfinite().all()
+
+
+def test_a_matrix_does_not_feel_its_neighbours_in_the_batch():
+    mild, harsh = gram(49, 1.0, seed=0), gram(49, 0.05, seed=1)
+    together = newton_inverse(torch.stack([mild, harsh])).inverse
+    torch.testing.assert_close(together[0], newton_inverse(mild).inverse, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(together[1], newton_inverse(harsh).inverse, rtol=1e-9, atol=1e-11)
+
+
+def test_half_precision_is_inverted_in_float32():
+    A = gram(49, 0.6, seed=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = newton_inverse(A.bfloat16())
+    assert result.inverse.dtype == torch.float32
+    torch.testing.assert_close(result.inverse, newton_inverse(A.bfloat16().float()).inverse)
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match=r"square matrices \[..., m, m\], got \(3, 4\)"):
+        newton_inverse(torch.ones(3, 4))
+    with pytest.raises(ValueError, match="iterations must be at least 1, got 0"):
+        newton_inverse(torch.eye(3), iterations=0)
+    with pytest.raises(ValueError, match="start must be one of halving, norm; got 'nrm'; did you mean 'norm'"):
+        newton_inverse(torch.eye(3), start="nrm")
+
+
+def test_gaussian_kernel_equals_explicit_differences():
+    x, y = torch.randn(2, 3, 9, 8, dtype=torch.float64), torch.randn(2, 3, 5, 8, dtype=torch.float64)
+    expected = torch.exp(-0.35 / 2 * (x[..., :, None, :] - y[..., None, :, :]).square().sum(-1))
+    torch.testing.assert_close(gaussian_kernel(x, y, scale=0.35), expected)

@@ -1,0 +1,160 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from softline.ops import newton_inverse, soft_attention, soft_weights
+from tests.support import assert_fast_matches_definition, value_and_gradients
+
+relaxed = settings(deadline=None, max_examples=25)
+INVERSES = [("newton", 0.0), ("pinv", 0.0), ("cholesky", 1e-2)]
+
+
+def naive_weights(q: Tensor, landmarks: Tensor, normalize: bool, ridge: float = 0.0) -> Tensor:
+    """Eq. 5, 9 and 17 from explicit differences and an exact inverse."""
+    scale = q.shape[-1] ** -0.5
+
+    def kernel(x: Tensor, y: Tensor) -> Tensor:
+        return torch.exp(-scale / 2 * (x[..., :, None, :] - y[..., None, :, :]).square().sum(-1))
+
+    P, A = kernel(landmarks, q), kernel(landmarks, landmarks)
+    inverse = torch.linalg.inv(A + ridge * torch.eye(A.shape[-1], dtype=A.dtype))
+    if normalize:
+        root = torch.diag_embed(A.sum(-1) ** -0.5)
+        inverse = root @ inverse @ root
+    return P.mT @ inverse @ P
+
+
+def inputs(tokens: int, landmarks: int, spread: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(2, 2, tokens, 16), (2, 2, landmarks, 16), (2, 2, tokens, 16)]
+    q, z, v = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes)
+    return spread * q, spread * z, v
+
+
+@relaxed
+@given(
+    tokens=st.integers(1, 63),
+    landmarks=st.integers(1, 20),
+    spread=st.floats(0.7, 3.0),
+    normalize=st.booleans(),
+    method=st.sampled_from(INVERSES),
+    seed=st.integers(0, 2**16),
+)
+def test_attention_equals_the_papers_equations(tokens, landmarks, spread, normalize, method, seed):
+    """For SOFT++ this is the explicit D^-1/2 A^+ D^-1/2 product."""
+    q, z, v = inputs(tokens, landmarks, spread, seed)
+    inverse, ridge = method
+    expected = naive_weights(q, z, normalize, ridge)
+    options = {"normalize": normalize, "inverse": inverse, "ridge": ridge}
+    torch.testing.assert_close(soft_weights(q, z, **options), expected, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(soft_attention(q, z, v, **options), expected @ v, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("inverse", "ridge"), INVERSES)
+@pytest.mark.parametrize(("tokens", "landmarks"), [(1, 1), (49, 9), (63, 49), (196, 49)])
+def test_linear_form_matches_definition(tokens, landmarks, inverse, ridge, normalize):
+    options = {"normalize": normalize, "inverse": inverse, "ridge": ridge}
+    assert_fast_matches_definition(
+        lambda q, z, v: soft_attention(q, z, v, **options),
+        lambda q, z, v: soft_weights(q, z, **options) @ v,
+        *inputs(tokens, landmarks, spread=1.5),
+    )
+
+
+def test_gradient_equals_autograd_through_the_naive_equations():
+    for normalize in (False, True):
+        actual = value_and_gradients(lambda *x: soft_attention(*x, normalize=normalize), *inputs(35, 9))  # noqa: B023
+        expected = value_and_gradients(
+            lambda q, z, v: naive_weights(q, z, normalize) @ v,  # noqa: B023
+            *inputs(35, 9),
+        )
+        for a, e in zip(actual, expected, strict=True):
+            torch.testing.assert_close(a, e, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("inverse", "ridge"), INVERSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_identical_tokens_give_finite_outputs_and_gradients(normalize, inverse, ridge, dtype):
+    q = torch.ones(1, 2, 64, 16, dtype=dtype)
+    landmarks, v = torch.ones(1, 2, 49, 16, dtype=dtype), torch.randn(1, 2, 64, 16, dtype=dtype)
+    for result in value_and_gradients(
+        lambda *x: soft_attention(*x, normalize=normalize, inverse=inverse, ridge=ridge), q, landmarks, v
+    ):
+        assert result.isfinite().all()
+
+
+@relaxed
+@given(spread=st.floats(0.0, 0.05), seed=st.integers(0, 2**16), normalize=st.booleans())
+def test_nearly_identical_tokens_give_finite_outputs_and_gradients(spread, seed, normalize):
+    q, z, v = (x.float() for x in inputs(30, 25, spread, seed))
+    for result in value_and_gradients(lambda *x: soft_attention(*x, normalize=normalize), q, z, v):
+        assert result.isfinite().all()
+
+
+def test_identical_tokens_average_to_the_exact_kernel():
+    """All kernels are 1: S is the matrix of ones, and its Nystrom form through a singular A is exact."""
+    q, landmarks = torch.zeros(1, 1, 10, 4), torch.zeros(1, 1, 7, 4)
+    torch.testing.assert_close(
+        soft_weights(q, landmarks, normalize=False), torch.ones(1, 1, 10, 10), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_landmarks_that_are_all_the_tokens_give_the_exact_gaussian_kernel():
+    q, _, _ = inputs(20, 1, spread=1.5)
+    weights = soft_weights(q, q, normalize=False)
+    exact = torch.exp(-0.25 / 2 * torch.cdist(q, q).square())
+    torch.testing.assert_close(weights, exact, rtol=1e-6, atol=1e-8)
+
+
+def test_masked_landmarks_count_for_nothing():
+    q, z, v = inputs(30, 12)
+    mask = torch.arange(12) < torch.tensor([[12], [5]])
+    for normalize in (False, True):
+        for inverse, ridge in INVERSES:
+            options = {"normalize": normalize, "inverse": inverse, "ridge": ridge}
+            masked = soft_attention(q, z, v, **options, landmark_mask=mask)[1:]
+            truncated = soft_attention(q[1:], z[1:, :, :5], v[1:], **options)
+            torch.testing.assert_close(masked, truncated, rtol=1e-9, atol=1e-10)
+
+
+def test_every_implementation_gives_the_same():
+    q, z, v = inputs(30, 12)
+    linear = soft_attention(q, z, v, normalize=True, impl="linear")
+    assert torch.equal(linear, soft_attention(q, z, v, normalize=True, impl="auto"))
+    torch.testing.assert_close(linear, soft_attention(q, z, v, normalize=True, impl="explicit"))
+
+
+def test_large_offsets_do_not_cancel_the_distances():
+    """Distances ignore a common shift; so does the result, to float32 rounding of the inputs."""
+    q, z, v = (x.float() for x in inputs(30, 12))
+    shifted = soft_attention(q + 64, z + 64, v, normalize=True)
+    torch.testing.assert_close(shifted, soft_attention(q, z, v, normalize=True), rtol=1e-3, atol=1e-3)
+
+
+def test_bad_input_is_named():
+    q, z, v = inputs(30, 12)
+    with pytest.raises(ValueError, match=r'inverse="cholesky" needs ridge > 0 .*, got ridge=0.0'):
+        soft_attention(q, z, v, normalize=True, inverse="cholesky")
+    with pytest.raises(ValueError, match=r"ridge must be at least 0, got -1"):
+        soft_attention(q, z, v, normalize=True, inverse="cholesky", ridge=-1)
+    with pytest.raises(ValueError, match=r"inverse must be one of cholesky, newton, pinv; got 'newtom'; did you mean"):
+        soft_attention(q, z, v, normalize=True, inverse="newtom")
+    with pytest.raises(ValueError, match=r"impl must be one of auto, explicit, linear; got 'triton'"):
+        soft_attention(q, z, v, normalize=True, impl="triton")
+    with pytest.raises(ValueError, match=r"landmarks must share the head dimension with q"):
+        soft_attention(q, z[..., :8], v, normalize=True)
+    with pytest.raises(ValueError, match=r"the number of landmarks must be at least 1, got 0"):
+        soft_attention(q, z[:, :, :0], v, normalize=True)
+    with pytest.raises(ValueError, match=r"landmark_mask must have shape \[B, N\] = \(2, 12\), got \(2, 30\)"):
+        soft_attention(q, z, v, normalize=True, landmark_mask=torch.ones(2, 30, dtype=torch.bool))
+
+
+def test_the_newton_residual_of_the_landmark_kernel_is_available():
+    z = inputs(1, 12)[1]
+    A = torch.exp(-0.25 / 2 * torch.cdist(z, z).square())
+    assert newton_inverse(A).residual.shape == (2, 2)
+    assert (newton_inverse(A).residual < 1e-10).all()
