@@ -6,7 +6,7 @@ Other packages add theirs through the entry-point group ``softline.attention``, 
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -44,27 +44,35 @@ class AttentionRegistry(Mapping[str, Factory]):
     """Names and factories; those of other packages are looked up on first use."""
 
     def __init__(self) -> None:
-        self._factories: dict[str, Factory] = {}
+        self._factories: dict[str, Factory | EntryPoint] = {}
         self._found_entry_points = False
 
     def register(self, name: str) -> Callable[[F], F]:
         def add(factory: F) -> F:
-            if name in self._factories:
-                raise ValueError(f"attention {name!r} is registered already")
-            self._factories[name] = factory
+            self._add(name, factory)
             return factory
 
         return add
 
-    def _all(self) -> dict[str, Factory]:
+    def _all(self) -> dict[str, Factory | EntryPoint]:
         if not self._found_entry_points:
             self._found_entry_points = True
             for entry_point in entry_points(group=ENTRY_POINT_GROUP):
-                self.register(entry_point.name)(_lazy(entry_point))
+                self._add(entry_point.name, entry_point)
         return self._factories
 
+    def _add(self, name: str, factory: Factory | EntryPoint) -> None:
+        if name in self._factories:
+            raise ValueError(f"attention {name!r} is registered already")
+        self._factories[name] = factory
+
     def __getitem__(self, name: str) -> Factory:
-        return self._all()[name]
+        factory = self._all()[name]
+        # another package is imported when its attention is built, not when names are listed
+        return factory.load() if isinstance(factory, EntryPoint) else factory
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all())
@@ -74,16 +82,6 @@ class AttentionRegistry(Mapping[str, Factory]):
 
     def __repr__(self) -> str:
         return f"AttentionRegistry({', '.join(self)})"
-
-
-def _lazy(entry_point: Any) -> Factory:
-    """Import a package's factory when it is first called, not when names are listed."""
-
-    def factory(*args: Any, **options: Any) -> nn.Module:
-        module: nn.Module = entry_point.load()(*args, **options)
-        return module
-
-    return factory
 
 
 ATTENTIONS = AttentionRegistry()

@@ -179,12 +179,12 @@ class TokenLandmarks(nn.Module):
         most = self.plan.landmarks(grid_size[0], 0) * self.plan.landmarks(grid_size[1], 1)
         turn = self._turn(grid_size, q.device).expand(q.shape[0], -1)  # [B, N]
         if key_mask is None:
-            return _select(q, turn.argsort(-1, stable=True)[:, :most]), None
+            return _select(q, turn.argsort(stable=True, dim=-1)[:, :most]), None
         turn = turn.masked_fill(~key_mask, torch.iinfo(turn.dtype).max)
         rows, columns = _extents(key_mask.unflatten(-1, grid_size))
         count = self.plan.landmarks_of(rows, 0) * self.plan.landmarks_of(columns, 1)
         mask = torch.arange(most, device=q.device) < torch.minimum(count, key_mask.sum(-1))[:, None]
-        return hide(_select(q, turn.argsort(-1, stable=True)[:, :most]), mask), mask
+        return hide(_select(q, turn.argsort(stable=True, dim=-1)[:, :most]), mask), mask
 
     def _turn(self, grid_size: GridSize, device: torch.device) -> Tensor:
         """When each token is chosen, the lowest first [N]."""

@@ -1,0 +1,128 @@
+"""Options of the other attentions."""
+
+import pytest
+import torch
+
+from softline import create_attention
+
+
+def x(tokens: int = 35, dim: int = 32) -> torch.Tensor:
+    return torch.randn(2, tokens, dim)
+
+
+@pytest.mark.parametrize("name", ["softmax", "gaussian"])
+def test_symmetric_attention_shares_the_query_and_key_projection(name):
+    plain = create_attention(name, 32, 2, symmetric=False)
+    shared = create_attention(name, 32, 2, symmetric=True)
+    sizes = [sum(p.numel() for p in module.parameters()) for module in (plain, shared)]
+    assert sizes[0] - sizes[1] == 32 * 32 + 32
+    if name == "gaussian":
+        weights = shared.weights(x(), (7, 5))
+        torch.testing.assert_close(weights, weights.mT)
+
+
+def test_softmax_takes_the_local_residual_of_inline():
+    module = create_attention("softmax", 32, 2, local_residual=True)
+    plain = create_attention("softmax", 32, 2)
+    missing, unexpected = plain.load_state_dict(module.state_dict(), strict=False)
+    assert missing == []
+    assert all(key.startswith("local.") for key in unexpected)
+    tokens = x()
+    difference = module(tokens, (7, 5)) - plain(tokens, (7, 5))
+    v = plain.qkv(tokens)[..., 64:].unflatten(-1, (2, 16)).transpose(1, 2)
+    local = module.local(tokens, v, (7, 5)).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(difference, local @ plain.proj.weight.T, rtol=1e-4, atol=1e-6)
+
+
+def test_inline_feature_maps_change_the_weights():
+    maps = {"identity": lambda t: t, "relu": torch.relu, "exp": lambda t: torch.exp(0.2 * t)}
+    maps["leaky_relu"] = lambda t: torch.where(t > 0, t, 0.01 * t)
+    tokens = x()
+    for feature_map, phi in maps.items():
+        module = create_attention("inline", 32, 2, feature_map=feature_map)
+        q, k, _ = (p.unflatten(-1, (2, 16)).transpose(1, 2) for p in module.qkv(tokens).split(32, dim=-1))
+        scores = phi(q) @ phi(k).mT / 4 / 35
+        expected = scores - scores.mean(-1, keepdim=True) + 1 / 35
+        torch.testing.assert_close(module.weights(tokens, (7, 5)), expected, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="feature_map must be one of exp, identity, leaky_relu, relu; got 'elu'"):
+        create_attention("inline", 32, 2, feature_map="elu")
+
+
+@pytest.mark.parametrize("name", ["performer", "reformer"])
+def test_random_features_follow_the_seed_and_can_be_redrawn(name):
+    first, second = (create_attention(name, 32, 2, seed=5) for _ in range(2))
+    second.load_state_dict({**first.state_dict(), **{k: v for k, v in second.state_dict().items() if "core" in k}})
+    tokens = x(200)
+    assert torch.equal(first(tokens, (20, 10)), second(tokens, (20, 10)))
+    second.core.redraw(seed=6)
+    assert not torch.allclose(first(tokens, (20, 10)), second(tokens, (20, 10)))
+    second.core.redraw(seed=5)
+    assert torch.equal(first(tokens, (20, 10)), second(tokens, (20, 10)))
+
+
+def test_linformer_names_its_maximum():
+    module = create_attention("linformer", 32, 2, max_tokens=30, rank=4)
+    assert module(x(30), (6, 5)).shape == (2, 30, 32)
+    with pytest.raises(ValueError, match="covers at most 30 tokens, got 35"):
+        module(x(35), (7, 5))
+
+
+def test_weights_of_hydra_have_a_map_for_each_channel():
+    assert create_attention("hydra", 32, 2).weights(x(), (7, 5)).shape == (2, 32, 35, 35)
+
+
+@pytest.mark.parametrize("name", ["soft", "softpp", "inline"])
+def test_one_compiled_graph_serves_all_image_sizes(name):
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
+        graphs.append(graph)
+        return graph.forward
+
+    module = create_attention(name, 32, 2).eval()
+
+    @torch.compile(fullgraph=True, dynamic=True, backend=backend)
+    def attend(maps: torch.Tensor) -> torch.Tensor:
+        return module(maps.flatten(2).mT, (maps.shape[2], maps.shape[3]))
+
+    for height, width in ((16, 20), (24, 12), (31, 45)):
+        maps = torch.randn(1, 32, height, width)
+        torch.testing.assert_close(
+            attend(maps), module(maps.flatten(2).mT, (height, width)), rtol=1e-4, atol=1e-5
+        )
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("name", ["soft", "softpp", "inline"])
+def test_exports_with_dynamic_image_sizes(name):
+    class OnMaps(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = create_attention(name, 32, 2)
+
+        def forward(self, maps: torch.Tensor) -> torch.Tensor:
+            return self.attention(maps.flatten(2).mT, (maps.shape[2], maps.shape[3]))
+
+    module = OnMaps().eval()
+    height, width = torch.export.Dim("height", min=8, max=512), torch.export.Dim("width", min=8, max=512)
+    program = torch.export.export(
+        module, (torch.randn(1, 32, 16, 20),), dynamic_shapes=({2: height, 3: width},), strict=False
+    )
+    for size in ((16, 20), (40, 9), (63, 63)):
+        maps = torch.randn(1, 32, *size)
+        torch.testing.assert_close(program.module()(maps), module(maps), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["soft", "softpp", "inline"])
+def test_inductor_gives_the_same_forward_and_backward(name):
+    """The default backend, which needs a C++ compiler."""
+    torch.compiler.reset()
+    module = create_attention(name, 32, 2)
+    compiled = torch.compile(module, fullgraph=True)
+    tokens = x(196).requires_grad_()
+    eager, graph = module(tokens, (14, 14)), compiled(tokens, (14, 14))
+    torch.testing.assert_close(graph, eager, rtol=1e-4, atol=1e-5)
+    gradients = [torch.autograd.grad(out.square().sum(), tokens)[0] for out in (eager, graph)]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-4)

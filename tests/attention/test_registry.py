@@ -1,0 +1,66 @@
+import sys
+
+import pytest
+import torch
+
+import softline
+from softline.attention.registry import ATTENTIONS, AttentionRegistry, create_attention
+
+
+def test_every_attention_of_the_design_is_registered():
+    names = "softmax gaussian soft softpp inline linear performer linformer nystrom reformer efficient hydra focused"
+    assert set(names.split()) <= set(ATTENTIONS)
+    assert softline.create_attention is create_attention
+
+
+def test_unknown_names_list_the_known_ones_and_the_closest():
+    with pytest.raises(ValueError, match="attention must be one of efficient, focused, .*softpp; got 'sofpp'") as error:
+        create_attention("sofpp", 32, 2)
+    assert "did you mean 'softpp'?" in str(error.value)
+
+
+def test_unknown_options_list_the_known_ones_and_the_closest():
+    with pytest.raises(ValueError, match=r"an option of 'soft' must be one of .*ratio.*; got 'ratios'; did you mean"):
+        create_attention("soft", 32, 2, ratios=4)
+
+
+def test_a_name_is_registered_once():
+    registry = AttentionRegistry()
+    registry.register("mine")(torch.nn.Identity)
+    with pytest.raises(ValueError, match="attention 'mine' is registered already"):
+        registry.register("mine")(torch.nn.Identity)
+
+
+def test_other_packages_add_attentions_through_entry_points(tmp_path, monkeypatch):
+    (tmp_path / "thirdparty.py").write_text(
+        "from softline.attention import inline\n"
+        "def sharp(dim, num_heads, *, num_prefix_tokens=0, sharpness=1.0):\n"
+        "    module = inline(dim, num_heads, num_prefix_tokens=num_prefix_tokens)\n"
+        "    module.sharpness = sharpness\n"
+        "    return module\n"
+    )
+    metadata = tmp_path / "thirdparty-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: thirdparty\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[softline.attention]\nsharp = thirdparty:sharp\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = AttentionRegistry()
+    assert "sharp" in registry
+    assert "thirdparty" not in sys.modules, "a package is imported when its attention is built, not when it is listed"
+    monkeypatch.setattr("softline.attention.registry.ATTENTIONS", registry)
+    module = create_attention("sharp", 32, 2, sharpness=3.0)
+    assert module.sharpness == 3.0
+    assert module(torch.randn(1, 4, 32), (2, 2)).shape == (1, 4, 32)
+    with pytest.raises(ValueError, match="an option of 'sharp' must be one of sharpness; got 'sharpnes'"):
+        create_attention("sharp", 32, 2, sharpnes=3.0)
+
+
+@pytest.mark.parametrize(("dim", "num_heads"), [(30, 4), (32, 0), (0, 1)])
+def test_dim_must_be_divisible_by_heads(dim, num_heads):
+    with pytest.raises(ValueError, match=rf"dim \({dim}\) must be divisible by num_heads \({num_heads}\)"):
+        create_attention("soft", dim, num_heads)
+
+
+def test_prefix_tokens_are_not_negative():
+    with pytest.raises(ValueError, match="num_prefix_tokens must be at least 0, got -1"):
+        create_attention("soft", 32, 2, num_prefix_tokens=-1)

@@ -1,0 +1,65 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from softline.layers.local import LocalResidual, ValueConv
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_local_residual_equals_an_explicit_loop_over_the_neighbourhood(prefix):
+    """O_i += sum over the 3x3 neighbours of r_j v_j, r predicted for each channel and sample from the mean token."""
+    height, width, heads, head_dim = 4, 5, 2, 3
+    residual = LocalResidual(heads * head_dim, heads, num_prefix_tokens=prefix).double()
+    x = torch.randn(2, prefix + height * width, 6, dtype=torch.float64)
+    v = torch.randn(2, heads, prefix + height * width, head_dim, dtype=torch.float64)
+    out = residual(x, v, (height, width))
+    assert (out[:, :, :prefix] == 0).all()
+    for sample in range(2):
+        for head in range(heads):
+            channels = slice(head * head_dim, (head + 1) * head_dim)
+            rows = slice(9 * head * head_dim, 9 * (head + 1) * head_dim)
+            hidden = F.gelu(
+                residual.hidden.weight[channels, :, 0] @ x[sample].mean(0)[channels] + residual.hidden.bias[channels]
+            )
+            r = (residual.kernel.weight[rows, :, 0] @ hidden + residual.kernel.bias[rows]).reshape(head_dim, 3, 3)
+            values = v[sample, head, prefix:].reshape(height, width, head_dim)
+            for i in range(height):
+                for j in range(width):
+                    expected = torch.zeros(head_dim, dtype=torch.float64)
+                    for di in (-1, 0, 1):
+                        for dj in (-1, 0, 1):
+                            if 0 <= i + di < height and 0 <= j + dj < width:
+                                expected += r[:, di + 1, dj + 1] * values[i + di, j + dj]
+                    torch.testing.assert_close(out[sample, head, prefix + i * width + j], expected)
+
+
+def test_local_residual_has_the_papers_parameter_count():
+    """10 C d_h + 10 C for each layer: 330 C with heads of 32."""
+    assert sum(p.numel() for p in LocalResidual(192, 6).parameters()) == 330 * 192
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_value_conv_shares_a_kernel_among_the_channels_of_a_head(prefix):
+    conv = ValueConv(2, 3, 5, num_prefix_tokens=prefix).double()
+    v = torch.randn(2, 2, prefix + 20, 3, dtype=torch.float64)
+    out = conv(torch.empty(0), v, (4, 5))
+    assert conv.conv.weight.shape == (2, 1, 5, 5)
+    assert conv.conv.bias is None
+    assert (out[:, :, :prefix] == 0).all()
+    for head in range(2):
+        maps = v[:, head, prefix:].mT.unflatten(-1, (4, 5)).flatten(0, 1)[:, None]
+        expected = F.conv2d(maps, conv.conv.weight[head : head + 1], padding=2)
+        torch.testing.assert_close(out[:, head, prefix:], expected[:, 0].flatten(1).unflatten(0, (2, 3)).mT)
+
+
+def test_value_conv_can_share_kernels_among_the_heads():
+    conv = ValueConv(2, 3, 5, shared="heads").double()
+    v = torch.randn(2, 2, 20, 3, dtype=torch.float64)
+    maps = v.mT.unflatten(-1, (4, 5)).flatten(0, 1)
+    expected = conv.conv(maps).flatten(2).mT.unflatten(0, (2, 2))
+    torch.testing.assert_close(conv(torch.empty(0), v, (4, 5)), expected)
+
+
+def test_even_kernels_are_refused():
+    with pytest.raises(ValueError, match="kernel must be odd and positive, got 4"):
+        ValueConv(2, 3, 4)

@@ -1,0 +1,68 @@
+"""Imports point downwards only."""
+
+import ast
+from pathlib import Path
+
+import softline
+
+PACKAGE = Path(softline.__file__).parent
+# lowest first; what shares a line may not import each other
+LEVELS = [
+    ["ops"],
+    ["layers"],
+    ["attention"],
+    ["backbones"],
+    ["heads", "data"],
+    ["tasks"],
+    ["engine"],
+    ["bench", "analysis", "explorer"],
+    ["cli"],
+]
+LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
+
+
+def part_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_parts(file: Path) -> set[str]:
+    """The parts of softline that a file imports; relative imports are not used."""
+    parts = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: relative import"
+            names = [f"{node.module}.{alias.name}" if node.module == "softline" else str(node.module) for alias in node.names]
+        parts |= {name.split(".")[1] for name in names if name.startswith("softline.")}
+    return parts & set(LEVEL)
+
+
+def test_every_part_has_a_level():
+    parts = {part_of(file) for file in PACKAGE.rglob("*.py")} - {"__init__"}
+    assert parts <= set(LEVEL), f"parts without a level: {parts - set(LEVEL)}"
+
+
+def test_imports_point_downwards():
+    upward = [
+        f"{file.relative_to(PACKAGE)} imports softline.{part}"
+        for file in PACKAGE.rglob("*.py")
+        for part in imported_parts(file)
+        if part_of(file) in LEVEL and part != part_of(file) and LEVEL[part] >= LEVEL[part_of(file)]
+    ]
+    assert upward == []
+
+
+def test_the_walk_sees_imports():
+    assert imported_parts(PACKAGE / "attention" / "soft.py") == {"ops", "layers", "attention"}
+
+
+def test_only_the_command_line_prints():
+    printing = [
+        str(file.relative_to(PACKAGE))
+        for file in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert set(printing) == {"cli.py"}
