@@ -34,7 +34,7 @@ def imported_parts(file: Path) -> set[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: relative import"
-            names = [f"{node.module}.{alias.name}" if node.module == "softline" else str(node.module) for alias in node.names]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         parts |= {name.split(".")[1] for name in names if name.startswith("softline.")}
     return parts & set(LEVEL)
 

@@ -1,5 +1,7 @@
 """Linear cost, counted rather than timed."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -37,7 +39,7 @@ def costs(name: str, side: int, backward: bool, **options: object) -> tuple[int,
 )
 def test_four_times_the_tokens_cost_at_most_4_2_times_as_much(name, options, backward):
     measured = [costs(name, side, backward, **options) for side in SIDES]
-    for small, large in zip(measured, measured[1:], strict=False):
+    for small, large in itertools.pairwise(measured):
         macs, bytes_held = large[0] / small[0], large[1] / small[1]
         assert macs <= 4.2
         assert bytes_held <= 4.2

@@ -132,9 +132,7 @@ def test_masked_weights_equal_those_of_the_truncated_grid(name):
     module, x = build(name).double(), tokens((9, 5), dtype=torch.float64)
     mask = prefix_mask([20, 20], 45)
     weights = module.weights(x, (9, 5), mask)
-    torch.testing.assert_close(
-        weights[:, :, :20, :20], module.weights(x[:, :20], (4, 5)), rtol=1e-9, atol=1e-10
-    )
+    torch.testing.assert_close(weights[:, :, :20, :20], module.weights(x[:, :20], (4, 5)), rtol=1e-9, atol=1e-10)
     assert (weights[:, :, 20:] == 0).all()
     assert (weights[:, :, :, 20:] == 0).all()
 

@@ -88,9 +88,7 @@ def test_one_compiled_graph_serves_all_image_sizes(name):
 
     for height, width in ((16, 20), (24, 12), (31, 45)):
         maps = torch.randn(1, 32, height, width)
-        torch.testing.assert_close(
-            attend(maps), module(maps.flatten(2).mT, (height, width)), rtol=1e-4, atol=1e-5
-        )
+        torch.testing.assert_close(attend(maps), module(maps.flatten(2).mT, (height, width)), rtol=1e-4, atol=1e-5)
     assert len(graphs) == 1
 
 

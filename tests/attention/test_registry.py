@@ -14,7 +14,9 @@ def test_every_attention_of_the_design_is_registered():
 
 
 def test_unknown_names_list_the_known_ones_and_the_closest():
-    with pytest.raises(ValueError, match="attention must be one of efficient, focused, .*softpp; got 'sofpp'") as error:
+    with pytest.raises(
+        ValueError, match=r"attention must be one of efficient, focused, .*softpp; got 'sofpp'"
+    ) as error:
         create_attention("sofpp", 32, 2)
     assert "did you mean 'softpp'?" in str(error.value)
 

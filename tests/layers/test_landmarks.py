@@ -40,7 +40,7 @@ def test_number_of_landmarks(sampling, grid_size, ratio, cap, expected):
 
 @pytest.mark.parametrize(("grid_size", "cap"), [((56, 56), 7), ((56, 56), None), ((60, 43), None)])
 def test_conv_landmarks_are_the_released_ones(grid_size, cap):
-    """Convolution with kernel = stride = ratio shared by the heads, dropping what does not fill a cell; LayerNorm; GELU."""
+    """Convolution with kernel = stride = ratio shared by the heads, incomplete cells dropped; LayerNorm; GELU."""
     module, q = build("conv", ratio=8, max_landmarks=cap), queries(*grid_size)
     maps = q.flatten(0, 1).mT.unflatten(-1, grid_size)
     cells = F.conv2d(maps, module.conv.weight, stride=8).flatten(2).mT.unflatten(0, (2, 3))

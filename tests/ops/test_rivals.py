@@ -73,7 +73,7 @@ def test_bad_tensors_are_named(name):
         attention(q, k, v[:, :, :-1], **extra)
     with pytest.raises(ValueError, match=r"v must have the dtype and device of q \(torch.float64 on cpu\), got"):
         attention(q, k, v.float(), **extra)
-    with pytest.raises(ValueError, match="q must be a floating-point tensor, got torch.int64"):
+    with pytest.raises(ValueError, match=r"q must be a floating-point tensor, got torch.int64"):
         attention(q.long(), k.long(), v.long(), **extra)
     with pytest.raises(ValueError, match=r"key_mask must have shape \[B, N\] = \(2, 35\), got \(35,\)"):
         attention(q, k, v, **extra, key_mask=torch.ones(35, dtype=torch.bool))
@@ -200,7 +200,7 @@ def test_reformer_tokens_see_their_own_chunk_and_the_one_before():
     bucket = torch.cat([rotated, -rotated], -1).argmax(-1)
     for sample in range(2):
         for head in range(2):
-            order = sorted(range(40), key=lambda i: (bucket[sample, head, i].item(), i))  # noqa: B023
+            order = sorted(range(40), key=lambda i: (bucket[sample, head, i].item(), i))
             for place, token in enumerate(order):
                 chunk = place // 8
                 seen = {t for t in order[max(0, chunk - 1) * 8 : chunk * 8 + 8] if t != token}
@@ -248,5 +248,5 @@ def test_focused_attention_equals_its_equation():
     similarity = focus(q) @ focus(k).mT
     expected = similarity / similarity.sum(-1, keepdim=True) @ v
     torch.testing.assert_close(ops.focused_attention(q, k, v), expected)
-    with pytest.raises(ValueError, match="power must be at least 1, got 0.5"):
+    with pytest.raises(ValueError, match=r"power must be at least 1, got 0\.5"):
         ops.focused_attention(q, k, v, power=0.5)

@@ -87,9 +87,7 @@ class AttentionRegistry(Mapping[str, Factory]):
 ATTENTIONS = AttentionRegistry()
 
 
-def create_attention(
-    name: str, dim: int, num_heads: int, *, num_prefix_tokens: int = 0, **options: Any
-) -> nn.Module:
+def create_attention(name: str, dim: int, num_heads: int, *, num_prefix_tokens: int = 0, **options: Any) -> nn.Module:
     """Build the attention ``name`` for tokens of ``dim`` channels; see `Attention` for what it does.
 
     num_prefix_tokens: tokens before the grid (a class token): they attend, and are left out of anything spatial.

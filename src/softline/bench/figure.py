@@ -17,13 +17,13 @@ def plot_scaling(rows: Sequence[ScalingRow], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.9), layout="constrained")
-    for axis, title, cost in (
-        (axes[0], "time for one layer [ms]", lambda row: row.milliseconds),
-        (axes[1], "multiply-adds [G]", lambda row: row.macs / 1e9),
+    for axis, title, cost, unit in (
+        (axes[0], "time for one layer [ms]", "milliseconds", 1),
+        (axes[1], "multiply-adds [G]", "macs", 1e9),
     ):
         for name in dict.fromkeys(row.attention for row in rows):
             mine = [row for row in rows if row.attention == name]
-            tokens, costs = [row.tokens for row in mine], [cost(row) for row in mine]
+            tokens, costs = [row.tokens for row in mine], [getattr(row, cost) / unit for row in mine]
             label = LABELS.get(name, name)
             if len(mine) > 1:
                 # the small sizes are all overhead: the last three tell how it grows

@@ -52,9 +52,7 @@ def measure_scaling(
         x = torch.randn(1, side * side, dim)
         runs = {name: _forward(layer, x, (side, side)) for name, layer in layers.items()}
         seconds = _take_turns(runs, rounds)
-        yield [
-            _row(image_size, side * side, name, run, 1e3 * median(seconds[name])) for name, run in runs.items()
-        ]
+        yield [_row(image_size, side * side, name, run, 1e3 * median(seconds[name])) for name, run in runs.items()]
 
 
 def growth_exponent(tokens: Sequence[int], costs: Sequence[float]) -> float:

@@ -26,7 +26,7 @@ Count = TypeVar("Count", int, Tensor)
 def create_landmarks(
     sampling: Sampling, head_dim: int, *, ratio: int | GridSize = 1, max_landmarks: int | GridSize | None = 7
 ) -> nn.Module:
-    """A module ``(q, grid_size, key_mask=None) -> landmarks [B, H, m, D], landmark_mask`` for q [B, H, height*width, D].
+    """A module ``(q, grid_size, key_mask=None) -> landmarks, landmark_mask``: [B, H, height*width, D] -> [B, H, m, D].
 
     sampling: "conv": convolution with kernel = stride = ratio, shared by the heads, LayerNorm and GELU; "avgpool": mean
         of each cell; "random": as many tokens at random, drawn anew at each training step, fixed in evaluation;
@@ -106,9 +106,7 @@ class LandmarkPlan:
             return sums if counts is None else sums / counts[:, None], None
         counts = sums.new_ones(1, *sums.shape[-2:]) if counts is None else counts.to(sums.dtype)
         extents = (None, None) if real is None else _extents(real)
-        rows, columns = (
-            self.bins(grid_size[axis], extents[axis], axis, sums.device).to(sums.dtype) for axis in (0, 1)
-        )
+        rows, columns = (self.bins(grid_size[axis], extents[axis], axis, sums.device).to(sums.dtype) for axis in (0, 1))
         counts = rows @ counts @ columns.mT  # [B or 1, landmark rows, landmark columns]
         sums = rows[:, None] @ sums @ columns[:, None].mT
         return sums / counts.clamp(min=1)[:, None], None if real is None else counts.flatten(1) > 0

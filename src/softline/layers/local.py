@@ -75,9 +75,7 @@ class ValueConv(nn.Module):
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         values = spatial_map(v, grid_size, self.num_prefix_tokens)
         bias = None if self.conv.bias is None else self._spread(self.conv.bias)
-        out = F.conv2d(
-            values, self._spread(self.conv.weight), bias, padding=self.conv.padding, groups=values.shape[1]
-        )
+        out = F.conv2d(values, self._spread(self.conv.weight), bias, padding=self.conv.padding, groups=values.shape[1])
         return spatial_tokens(out, self.num_heads, self.num_prefix_tokens)
 
     def _spread(self, parameter: Tensor) -> Tensor:

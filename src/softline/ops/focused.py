@@ -36,9 +36,7 @@ def focused_factors(
 
 
 @without_autocast
-def focused_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, power: float = 3.0, key_mask: Tensor | None = None
-) -> Tensor:
+def focused_attention(q: Tensor, k: Tensor, v: Tensor, *, power: float = 3.0, key_mask: Tensor | None = None) -> Tensor:
     """Focused linear attention of q, k, v [B, H, N, D]; half-precision inputs are computed in float32."""
     check_alike(q, k=k, v=v)
     phi_q, phi_k = _features(q, k, power, key_mask)

@@ -40,4 +40,3 @@ def _factors(q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Ten
     left = q.transpose(2, 3).flatten(1, 2).unsqueeze(-1)
     right = k.transpose(2, 3).flatten(1, 2).unsqueeze(-2)
     return left, right
-

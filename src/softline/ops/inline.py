@@ -25,7 +25,6 @@ from softline.ops.inputs import (
 )
 
 
-
 @without_autocast
 def inline_weights(q: Tensor, k: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None) -> Tensor:
     """The definition: weights [B, H, N, N] of queries and keys [B, H, N, D]. They sum to 1 and may be negative."""

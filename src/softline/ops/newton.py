@@ -6,7 +6,7 @@ A_0 = alpha A, A_k = 2 A_{k-1} - A_{k-1} A A_{k-1}. After T steps an eigenvalue 
 Deviations from the paper:
 - alpha is chosen for each matrix on its own, so no sample depends on its neighbours in the batch.
 - alpha = 2 / ||A||_1^2 lies on the edge of convergence when ||A||_1 is itself an eigenvalue (one landmark, identical
-  ones, or ones far apart): there 1 - alpha l^2 = -1 and the iteration collapses to 0. Such matrices start at half of it.
+  ones, or ones far apart): there 1 - alpha l^2 = -1 and the iteration collapses to 0. Such matrices start at half.
 - "halving" stops at 1.01 and after 10 halvings as the released code does: the paper's bound of 1 cannot always be met.
 """
 
@@ -78,7 +78,7 @@ class _OneStepInverse(torch.autograd.Function):
         ctx.save_for_backward(output)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def, override]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
         (inverse,) = ctx.saved_tensors
         return -inverse.mT @ grad @ inverse.mT, None, None
 

@@ -75,7 +75,7 @@ def nystrom_attention(
 
 
 def third_order_pinv(A: Tensor, *, iterations: int = 6) -> Tensor:
-    """Pseudo-inverse of matrices [..., m, m] with non-negative entries by Z <- Z (13 I - AZ (15 I - AZ (7 I - AZ))) / 4."""
+    """Pseudo-inverse of non-negative matrices [..., m, m] by Z <- Z (13 I - AZ (15 I - AZ (7 I - AZ))) / 4."""
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     norms = A.sum(-1).amax(-1) * A.sum(-2).amax(-1)
     Z = A.mT / norms[..., None, None]

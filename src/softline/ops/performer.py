@@ -58,9 +58,7 @@ def performer_factors(
 
 
 @without_autocast
-def performer_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, features: Tensor, key_mask: Tensor | None = None
-) -> Tensor:
+def performer_attention(q: Tensor, k: Tensor, v: Tensor, *, features: Tensor, key_mask: Tensor | None = None) -> Tensor:
     """FAVOR+ attention of q, k, v [B, H, N, D] under random features [R, D] from `performer_features`.
 
     Half-precision inputs are computed in float32.

@@ -19,7 +19,6 @@ from softline.ops.inputs import (
     check_mask,
     finish,
     hide_scores,
-    narrow,
     prepare,
     unit_length,
     without_autocast,
@@ -38,9 +37,7 @@ def reformer_rotations(head_dim: int, *, num_buckets: int = 32, rounds: int = 4,
 
 
 @without_autocast
-def reformer_weights(
-    q: Tensor, *, rotations: Tensor, bucket_size: int = 64, key_mask: Tensor | None = None
-) -> Tensor:
+def reformer_weights(q: Tensor, *, rotations: Tensor, bucket_size: int = 64, key_mask: Tensor | None = None) -> Tensor:
     """The definition: weights [B, H, N, N] of queries [B, H, N, D]."""
     _check(q, rotations, bucket_size, key_mask)
     x = prepare(q, key_mask)
@@ -92,9 +89,7 @@ def _sorted_ranks(x: Tensor, rotations: Tensor, mask: Tensor | None) -> Tensor:
     return (bucket * tokens + place).argsort(-1).argsort(-1)
 
 
-def _attend_in_chunks(
-    x: Tensor, v: Tensor, order: Tensor, mask: Tensor, bucket_size: int
-) -> tuple[Tensor, Tensor]:
+def _attend_in_chunks(x: Tensor, v: Tensor, order: Tensor, mask: Tensor, bucket_size: int) -> tuple[Tensor, Tensor]:
     """Softmax of each sorted chunk over itself and the one before: values [B, H, R, N, D], log-sums [B, H, R, N]."""
     query, value = _chunks(_take(x, order), bucket_size), _chunks(_take(v, order), bucket_size)
     place = order.unflatten(-1, (-1, bucket_size))  # [B, H, R, chunks, bucket_size]
