@@ -5,7 +5,7 @@ is not installed skips its tests. What the other side does differently is named 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,13 +33,6 @@ imports_distutils = pytest.mark.filterwarnings("ignore:.*distutils:DeprecationWa
 ROUNDINGS = 32
 # a step of the third-order inverse: (13 - 15 + 7 - 1) / 4 = 1 is left, (13 + 15 + 7 + 1) / 4 = 9 times that is rounded
 INVERSE_ROUNDINGS = 9 * ROUNDINGS
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 @pytest.mark.parametrize("masked", [False, True])

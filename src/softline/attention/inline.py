@@ -10,7 +10,7 @@ from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
 from softline.layers.grid import GridSize
 from softline.layers.local import LocalResidual
-from softline.ops.inputs import Impl, check_option, widen
+from softline.ops.inputs import Impl, check_option, narrow, widen
 
 InlineFeatureMap = Literal["identity", "relu", "leaky_relu", "exp"]
 # the authors' temperature: phi(x) = exp(0.2 x)
@@ -29,10 +29,9 @@ class InlineCore(nn.Module):
         return {"q": self._phi(q), "k": self._phi(k)}
 
     def _phi(self, x: Tensor) -> Tensor:
-        if self.feature_map == "exp":
-            # widened: exp leaves the range of float16 at 11
-            return ops.FEATURE_MAPS["exp"](EXP_TEMPERATURE * widen(x))
-        return ops.FEATURE_MAPS[self.feature_map](x)
+        phi = ops.FEATURE_MAPS[self.feature_map]
+        # exp leaves the range of float16 early, so that it saturates there like any result
+        return narrow(phi(EXP_TEMPERATURE * widen(x)), x.dtype) if self.feature_map == "exp" else phi(x)
 
     def extra_repr(self) -> str:
         return self.feature_map

@@ -91,5 +91,5 @@ def _weights(q: Tensor, k: Tensor, scale: float | None, key_mask: Tensor | None)
     return hide_pairs(weights, key_mask, key_mask)
 
 
-def _scale(q: Tensor, scale: float | None, n: float | Tensor) -> float | Tensor:
+def _scale(q: Tensor, scale: float | None, n: int | Tensor) -> float | Tensor:
     return q.shape[-1] ** -0.5 / n if scale is None else scale

@@ -141,10 +141,10 @@ def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     return quotient.masked_fill(empty, 0)
 
 
-def count_tokens(tokens: int, key_mask: Tensor | None, dtype: torch.dtype) -> float | Tensor:
+def count_tokens(tokens: int, key_mask: Tensor | None, dtype: torch.dtype) -> int | Tensor:
     """How many real tokens each sample has: a number, or [B, 1, 1, 1] with a mask (at least 1, to divide by)."""
     if key_mask is None:
-        return float(tokens)
+        return tokens
     return key_mask.sum(-1).clamp(min=1).to(dtype)[:, None, None, None]
 
 
