@@ -12,7 +12,7 @@ LEVELS = [
     ["layers"],
     ["attention"],
     ["backbones"],
-    ["heads", "data"],
+    ["checkpoints", "heads", "data"],
     ["tasks"],
     ["engine"],
     ["bench", "analysis", "explorer"],

@@ -98,15 +98,17 @@ def create_attention(name: str, dim: int, num_heads: int, *, num_prefix_tokens: 
         raise ValueError(f"dim ({dim}) must be divisible by num_heads ({num_heads}), both at least 1")
     if num_prefix_tokens < 0:
         raise ValueError(f"num_prefix_tokens must be at least 0, got {num_prefix_tokens}")
-    factory = ATTENTIONS[name]
-    _check_options(name, factory, options)
-    return factory(dim, num_heads, num_prefix_tokens=num_prefix_tokens, **options)
+    known = option_names(name)
+    if known is not None:
+        for option in options:
+            check_option(f"an option of {name!r}", option, known)
+    return ATTENTIONS[name](dim, num_heads, num_prefix_tokens=num_prefix_tokens, **options)
 
 
-def _check_options(name: str, factory: Factory, options: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(factory).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    known = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "num_prefix_tokens"]
-    for option in options:
-        check_option(f"an option of {name!r}", option, known)
+def option_names(name: str) -> list[str] | None:
+    """The options that an attention takes; None if it takes any."""
+    parameters = inspect.signature(ATTENTIONS[name]).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    keywords = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    return [keyword for keyword in keywords if keyword != "num_prefix_tokens"]

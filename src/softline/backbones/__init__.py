@@ -1,0 +1,1 @@
+"""Backbones, registered with timm when imported: one file for each family."""

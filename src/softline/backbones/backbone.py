@@ -1,0 +1,297 @@
+"""What all backbones share: a sequence of stages, a head, and timm's contract."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from timm.models import checkpoint
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from softline.attention import ATTENTIONS, create_attention
+from softline.attention.registry import option_names
+from softline.layers.embed import PositionEmbed
+from softline.layers.grid import GridSize, as_pair
+from softline.ops.inputs import check_option
+
+GlobalPool = Literal["avg", "token", ""]
+AttentionChoice = str | Sequence[str]
+
+
+class Stage(nn.Module):
+    """Blocks on one grid, after a patch embedding if they begin a new one.
+
+    embed: module ``maps -> tokens, grid_size``; None continues on the tokens of the stage before.
+    cls_token: prepend a learned class token (only where a grid begins).
+    position: embedding added where a grid begins.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        dim: int,
+        *,
+        reduction: int,
+        embed: nn.Module | None = None,
+        cls_token: bool = False,
+        num_prefix_tokens: int = 0,
+        position: PositionEmbed | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.reduction = reduction
+        self.num_prefix_tokens = num_prefix_tokens
+        self.embed = embed
+        self.cls_token = nn.Parameter(torch.empty(1, 1, dim)) if cls_token else None
+        if self.cls_token is not None:
+            nn.init.trunc_normal_(self.cls_token, std=0.02)
+        self.position = position
+        self.blocks = nn.ModuleList(blocks)
+        self.grad_checkpointing = False
+
+    def forward(self, x: Tensor, grid_size: GridSize | None) -> tuple[Tensor, GridSize]:
+        """Maps [B, C, H, W] with an embedding, tokens [B, N, C] and their grid without -> tokens and their grid."""
+        if self.embed is not None:
+            x, grid_size = self.embed(x)
+            if self.cls_token is not None:
+                x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+            if self.position is not None:
+                x = self.position(x, grid_size)
+        assert grid_size is not None, "a stage without an embedding follows another"
+        for block in self.blocks:
+            if self.grad_checkpointing and not torch.jit.is_scripting():
+                x = checkpoint(block, x, grid_size)
+            else:
+                x = block(x, grid_size)
+        return x, grid_size
+
+
+class Backbone(nn.Module):
+    """Stages, a final norm and a classifier, with the methods that timm's models have.
+
+    stages: the first begins with an embedding of images.
+    norm: final norm of the tokens; `nn.Identity` for none.
+    global_pool: what the classifier sees: "avg" (mean of the grid's tokens), "token" (class token), "" (all tokens).
+    img_size: size that position embeddings are learned for; any other is interpolated.
+    min_size: smallest image side that every stage can take.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        *,
+        norm: nn.Module,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        global_pool: GlobalPool = "avg",
+        drop_rate: float = 0.0,
+        img_size: int | GridSize = 224,
+        min_size: int = 1,
+    ) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+        self.min_size = min_size
+        self.in_chans = in_chans
+        self.img_size = as_pair("img_size", img_size)
+        self.num_features = self.head_hidden_size = self.embed_dim = stages[-1].dim
+        self.num_prefix_tokens = stages[-1].num_prefix_tokens
+        self.num_classes = num_classes
+        self.norm = norm
+        self.head_drop = nn.Dropout(drop_rate)
+        self.global_pool: GlobalPool = global_pool
+        self.head: nn.Module = nn.Identity()
+        self.reset_classifier(num_classes, global_pool)
+        self.feature_info = [
+            {"num_chs": stage.dim, "reduction": stage.reduction, "module": f"stages.{index}"}
+            for index, stage in enumerate(stages)
+        ]
+        self.apply(_init_linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [B, C, H, W] -> logits [B, num_classes]."""
+        return self.forward_head(self.forward_features(x))
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Tokens of the last stage, after the final norm [B, N, C]."""
+        self._check(x)
+        grid_size = None
+        for index in range(len(self.stages)):
+            x, grid_size = self._advance(x, grid_size, index)
+        return self.norm(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        if self.global_pool == "avg":
+            x = x[:, self.num_prefix_tokens :].mean(1)
+        elif self.global_pool == "token":
+            x = x[:, 0]
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Output of each stage in ``indices`` (all; the last n for an int) as maps or tokens, and the final tokens.
+
+        norm: apply the final norm to the last stage's output.
+        output_fmt: "NCHW" for maps without prefix tokens, "NLC" for grid tokens.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
+        taken, last = feature_take_indices(len(self.stages), indices)
+        count = last + 1 if stop_early or intermediates_only else len(self.stages)
+        self._check(x)
+        grid_size = None
+        intermediates = []
+        for index in range(count):
+            x, grid_size = self._advance(x, grid_size, index)
+            if index in taken:
+                is_last = index == len(self.stages) - 1
+                out = self.norm(x) if norm and is_last else x
+                out = out[:, self.stages[index].num_prefix_tokens :]
+                intermediates.append(_as_map(out, grid_size) if output_fmt == "NCHW" else out)
+        if intermediates_only:
+            return intermediates
+        return self.norm(x), intermediates
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the given intermediates do not need; returns their absolute indices."""
+        taken, last = feature_take_indices(len(self.stages), indices)
+        self.stages = self.stages[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return taken
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: GlobalPool | None = None) -> None:
+        """A new classifier for ``num_classes`` (0: none)."""
+        if global_pool is not None:
+            check_option("global_pool", global_pool, get_args(GlobalPool))
+            if global_pool == "token" and not self.num_prefix_tokens:
+                raise ValueError('global_pool="token" needs a class token, and this backbone has none; use "avg"')
+            self.global_pool = global_pool
+        self.num_classes = num_classes
+        like = next(self.stages.parameters())
+        self.head = (
+            nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+            if num_classes
+            else nn.Identity()
+        )
+        _init_linear(self.head)
+
+    def set_input_size(self, img_size: int | GridSize) -> None:
+        """Learn position embeddings for another image size from now on, starting from the interpolated ones."""
+        self.img_size = as_pair("img_size", img_size)
+        for stage in self.stages:
+            if stage.position is not None:
+                stage.position.set_grid(grid_of(self.img_size, stage.reduction))
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Position embeddings, class tokens and position-bias tables."""
+        marks = ("cls_token", "position.weight", "position_bias")
+        return {name for name, _ in self.named_parameters() if name.endswith(marks)}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layer groups for layer-wise learning rates: each stage's embedding and blocks in order."""
+        blocks: list[tuple[str, tuple[int] | None]] = [(r"^stages\.(\d+)", None), (r"^norm", (99999,))]
+        if not coarse:
+            blocks[:1] = [
+                (r"^stages\.(\d+)\.(?:embed|cls_token|position)", (0,)),
+                (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+            ]
+        return {"stem": r"^stages\.0\.(embed|cls_token|position)", "blocks": blocks}
+
+    def _advance(self, x: Tensor, grid_size: GridSize | None, index: int) -> tuple[Tensor, GridSize]:
+        """Through one stage; images before the first, tokens and their grid between stages."""
+        stage = self.stages[index]
+        if grid_size is not None and stage.embed is not None:
+            x = _as_map(x[:, self.stages[index - 1].num_prefix_tokens :], grid_size)
+        return stage(x, grid_size)
+
+    def _check(self, x: Tensor) -> None:
+        if x.ndim != 4 or x.shape[1] != self.in_chans:
+            raise ValueError(f"images must have shape [B, {self.in_chans}, H, W], got {tuple(x.shape)}")
+        least = self.min_size
+        if x.shape[2] < least or x.shape[3] < least:
+            raise ValueError(f"images must be at least {least}x{least} pixels, got {x.shape[2]}x{x.shape[3]}")
+
+
+def build_attention(
+    name: str,
+    dim: int,
+    num_heads: int,
+    *,
+    num_prefix_tokens: int = 0,
+    offers: dict[str, Any] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """The attention ``name`` for a block.
+
+    offers: options that the backbone sets for whichever attention has them (a landmark ratio, the number of tokens).
+    options: options that the attention must have.
+    """
+    check_option("attention", name, ATTENTIONS)
+    known = option_names(name) or []
+    taken = {key: value for key, value in (offers or {}).items() if key in known}
+    return create_attention(name, dim, num_heads, num_prefix_tokens=num_prefix_tokens, **{**taken, **options})
+
+
+def per_stage(attention: AttentionChoice, count: int) -> list[str]:
+    """One attention name for each stage."""
+    names = [attention] * count if isinstance(attention, str) else list(attention)
+    if len(names) != count:
+        raise ValueError(f"attention must be a name or one for each of {count} stages, got {attention!r}")
+    for name in names:
+        check_option("attention", name, ATTENTIONS)
+    return names
+
+
+def grid_of(img_size: int | GridSize, reduction: int) -> GridSize:
+    """Grid of an image at a stage: pixels / reduction, rounded up."""
+    height, width = as_pair("img_size", img_size)
+    return -(-height // reduction), -(-width // reduction)
+
+
+def build_on(device: Any, dtype: Any, build: Callable[[], Backbone]) -> Backbone:
+    """Build with parameters on ``device`` and in ``dtype``, as timm's models do for these arguments."""
+    if device is None:
+        model = build()
+    else:
+        with torch.device(device):
+            model = build()
+    return model if dtype is None else model.to(dtype)
+
+
+def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
+    """Rates that rise linearly from 0 to ``rate`` over all blocks, split by stage."""
+    total = sum(depths)
+    rates = iter([rate * index / max(total - 1, 1) for index in range(total)])
+    return [[next(rates) for _ in range(depth)] for depth in depths]
+
+
+def _as_map(tokens: Tensor, grid_size: GridSize) -> Tensor:
+    """[B, H*W, C] -> [B, C, H, W]."""
+    return tokens.mT.unflatten(-1, grid_size).contiguous()
+
+
+def _init_linear(module: nn.Module) -> None:
+    """Linear layers: truncated normal of 0.02, zero bias; norms and convolutions as torch starts them."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,354 @@
+"""SOFT and SOFT++ backbones: Softmax-free Linear Transformers (https://arxiv.org/abs/2207.03341).
+
+Four stages; overlapping convolutions between them, a learned position embedding at the start of each, post-norm blocks
+with SOFT attention in stages 1 to 3, and a class token in stage 4.
+
+Names: ``soft_*`` and ``softpp_*`` have the paper's sizes, ``soft_release_*`` and ``softpp_release_*`` those of the
+released code, for its checkpoints; the micro models are softline's own.
+
+Deviations from the paper and its release:
+- Table 1's depths for Tiny give 15.4 M parameters, not its 13 M; ``soft_tiny`` has the released depths, which do.
+- Stage 4 is a SOFT block in Small, Medium and Large, as Table 1 lists and as its parameter counts require; the release
+  has softmax blocks there: ``stage4="softmax"``.
+- Landmark grids are capped at 7 x 7 (``max_landmarks=None`` for the release's fixed ratio); at 224 they are equal.
+- Every linear layer starts from a truncated normal of 0.02; the release's SOFT++ forgets to do so in three stages.
+- The release's ``mlp_ratios`` of 8 are ignored by its own code in stages 1 and 2: 4 everywhere.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import nn
+
+from softline.backbones.backbone import (
+    AttentionChoice,
+    Backbone,
+    Stage,
+    build_attention,
+    build_on,
+    drop_path_rates,
+    grid_of,
+    per_stage,
+)
+from softline.layers.blocks import PostNormBlock, PreNormBlock
+from softline.layers.embed import ConvEmbed, PositionEmbed
+from softline.layers.grid import GridSize
+from softline.ops.inputs import check_option
+
+Stage4 = Literal["softmax", "soft"]
+STRIDES = (4, 8, 16, 32)
+
+
+def soft_backbone(
+    *,
+    embed_dims: Sequence[int] = (64, 128, 320, 512),
+    num_heads: Sequence[int] = (2, 4, 10, 16),
+    depths: Sequence[int] = (1, 2, 3, 2),
+    ratios: Sequence[int] = (8, 4, 2, 1),
+    value_convs: Sequence[int] = (9, 5, 3, 3),
+    attention: AttentionChoice = "soft",
+    stage4: Stage4 = "soft",
+    overlap: bool = True,
+    max_landmarks: int | GridSize | None = 7,
+    attention_options: dict[str, Any] | None = None,
+    img_size: int | GridSize = 224,
+    in_chans: int = 3,
+    num_classes: int = 1000,
+    global_pool: Literal["avg", "token", ""] = "token",
+    drop_rate: float = 0.0,
+    drop_path_rate: float = 0.0,
+    device: Any = None,
+    dtype: Any = None,
+) -> Backbone:
+    """A SOFT pyramid.
+
+    ratios, value_convs: landmark cells and kernels of the value convolution in each stage, for attentions that have
+        them.
+    attention: for all stages, or one name for each; a single name leaves stage 4 to ``stage4``.
+    stage4: "softmax" for pre-norm softmax blocks as released, "soft" for the same blocks as in the other stages.
+    overlap: False embeds patches without overlap (Table 11b).
+    attention_options: further options of the attention in the stages that do not have softmax.
+    """
+    check_option("stage4", stage4, get_args(Stage4))
+    names = per_stage(attention, 4)
+    if isinstance(attention, str) and stage4 == "softmax":
+        names[3] = "softmax"
+    rates = drop_path_rates(drop_path_rate, depths)
+
+    def stage(index: int) -> Stage:
+        dim, prefix = embed_dims[index], int(index == 3)
+        grid_size = grid_of(img_size, STRIDES[index])
+        offers = {
+            "ratio": ratios[index],
+            "max_landmarks": max_landmarks,
+            "value_conv": value_convs[index],
+            "max_tokens": prefix + grid_size[0] * grid_size[1],
+        }
+        options = {} if names[index] == "softmax" else attention_options or {}
+
+        def block(rate: float) -> nn.Module:
+            attend = build_attention(
+                names[index], dim, num_heads[index], num_prefix_tokens=prefix, offers=offers, **options
+            )
+            if index == 3 and stage4 == "softmax":
+                return PreNormBlock(dim, attend, drop_path=rate)
+            return PostNormBlock(dim, attend, dropout=rate)
+
+        widths, strides = ([32, 32, dim], [2, 1, 2]) if index == 0 else ([dim], [2])
+        return Stage(
+            [block(rate) for rate in rates[index]],
+            dim,
+            reduction=STRIDES[index],
+            embed=ConvEmbed(embed_dims[index - 1] if index else in_chans, widths, strides, overlap=overlap),
+            cls_token=bool(prefix),
+            num_prefix_tokens=prefix,
+            position=PositionEmbed(dim, grid_size, num_prefix_tokens=prefix),
+        )
+
+    def build() -> Backbone:
+        return Backbone(
+            [stage(index) for index in range(4)],
+            norm=nn.LayerNorm(embed_dims[3], eps=1e-6),
+            num_classes=num_classes,
+            in_chans=in_chans,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            img_size=img_size,
+            # a stage's grid, pixels / stride rounded up, must hold one cell of landmarks
+            min_size=max((ratio - 1) * stride + 1 for ratio, stride in zip(ratios, STRIDES, strict=True)),
+        )
+
+    return build_on(device, dtype, build)
+
+
+def _cfg(**changes: Any) -> dict[str, Any]:
+    return {
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "fixed_input_size": False,
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "stages.0.embed.layers.0",
+        "classifier": "head",
+        "license": "mit",
+        **changes,
+    }
+
+
+# how the released code inverts: SOFT adds 0.01 to the diagonal, SOFT++ halves its start
+RELEASE_OPTIONS = {"soft": {"ridge": 0.01}, "softpp": {"start": "halving"}}
+_SMALL = {"embed_dims": (96, 192, 384, 768), "num_heads": (3, 6, 12, 24)}
+_LARGE = {"embed_dims": (128, 256, 512, 1024), "num_heads": (4, 8, 16, 32)}
+_MICRO = {
+    "embed_dims": (32, 64, 96, 128),
+    "num_heads": (1, 2, 3, 4),
+    "depths": (1, 1, 2, 1),
+    "ratios": (1, 1, 1, 1),
+    "value_convs": (5, 3, 3, 3),
+    "img_size": 32,
+}
+
+default_cfgs = generate_default_cfgs(
+    {
+        **{
+            f"{family}_{size}": _cfg() for family in ("soft", "softpp") for size in ("tiny", "small", "medium", "large")
+        },
+        **{
+            f"{family}_release_{size}": _cfg()
+            for family in ("soft", "softpp")
+            for size in ("tiny", "small", "medium", "large", "huge")
+        },
+        **{f"{family}_micro": _cfg(input_size=(3, 32, 32), pool_size=(1, 1)) for family in ("soft", "softpp")},
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> Backbone:
+    return build_model_with_cfg(
+        soft_backbone,
+        variant,
+        pretrained,
+        feature_cfg={"out_indices": (0, 1, 2, 3), "feature_cls": "getter"},
+        **kwargs,
+    )
+
+
+def _create_release(family: str, size: str, pretrained: bool, **kwargs: Any) -> Backbone:
+    args = {"attention": family, "stage4": "softmax", "attention_options": RELEASE_OPTIONS[family]}
+    return _create(f"{family}_release_{size}", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def soft_tiny(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT-Tiny of the paper, 13 M parameters."""
+    args: dict[str, Any] = {"attention": "soft", "stage4": "softmax"}
+    return _create("soft_tiny", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def soft_small(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT-Small of the paper, 27 M parameters."""
+    args: dict[str, Any] = {"attention": "soft", "depths": (2, 2, 5, 2), **_SMALL}
+    return _create("soft_small", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def soft_medium(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT-Medium of the paper, 48 M parameters."""
+    args: dict[str, Any] = {"attention": "soft", "depths": (2, 2, 18, 2), **_SMALL}
+    return _create("soft_medium", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def soft_large(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT-Large of the paper, 85 M parameters."""
+    args: dict[str, Any] = {"attention": "soft", "depths": (2, 2, 18, 2), **_LARGE}
+    return _create("soft_large", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def soft_release_tiny(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT-Tiny of the released code."""
+    args: dict[str, Any] = {}
+    return _create_release("soft", "tiny", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def soft_release_small(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT-Small of the released code."""
+    args: dict[str, Any] = {"depths": (1, 3, 20, 4)}
+    return _create_release("soft", "small", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def soft_release_medium(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT-Medium of the released code."""
+    args: dict[str, Any] = {"embed_dims": (64, 128, 288, 512), "num_heads": (2, 4, 9, 16), "depths": (1, 3, 29, 5)}
+    return _create_release("soft", "medium", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def soft_release_large(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT-Large of the released code."""
+    args: dict[str, Any] = {"depths": (1, 3, 40, 5)}
+    return _create_release("soft", "large", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def soft_release_huge(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT-Huge of the released code."""
+    args: dict[str, Any] = {"embed_dims": (64, 128, 352, 512), "num_heads": (2, 4, 11, 16), "depths": (1, 5, 49, 5)}
+    return _create_release("soft", "huge", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def soft_micro(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """A small SOFT for small images."""
+    args: dict[str, Any] = {"attention": "soft", **_MICRO}
+    return _create("soft_micro", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def softpp_tiny(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT++-Tiny of the paper, 13 M parameters."""
+    args: dict[str, Any] = {"attention": "softpp", "stage4": "softmax"}
+    return _create("softpp_tiny", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def softpp_small(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT++-Small of the paper, 27 M parameters."""
+    args: dict[str, Any] = {"attention": "softpp", "depths": (2, 2, 5, 2), **_SMALL}
+    return _create("softpp_small", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def softpp_medium(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT++-Medium of the paper, 48 M parameters."""
+    args: dict[str, Any] = {"attention": "softpp", "depths": (2, 2, 18, 2), **_SMALL}
+    return _create("softpp_medium", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def softpp_large(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT++-Large of the paper, 85 M parameters."""
+    args: dict[str, Any] = {"attention": "softpp", "depths": (2, 2, 18, 2), **_LARGE}
+    return _create("softpp_large", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def softpp_release_tiny(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT++-Tiny of the released code."""
+    args: dict[str, Any] = {}
+    return _create_release("softpp", "tiny", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def softpp_release_small(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT++-Small of the released code."""
+    args: dict[str, Any] = {"depths": (1, 3, 20, 4)}
+    return _create_release("softpp", "small", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def softpp_release_medium(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT++-Medium of the released code."""
+    args: dict[str, Any] = {"embed_dims": (64, 128, 288, 512), "num_heads": (2, 4, 9, 16), "depths": (1, 3, 29, 5)}
+    return _create_release("softpp", "medium", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def softpp_release_large(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT++-Large of the released code."""
+    args: dict[str, Any] = {"depths": (1, 3, 40, 5)}
+    return _create_release("softpp", "large", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def softpp_release_huge(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """SOFT++-Huge of the released code."""
+    args: dict[str, Any] = {"embed_dims": (64, 128, 352, 512), "num_heads": (2, 4, 11, 16), "depths": (1, 5, 49, 5)}
+    return _create_release("softpp", "huge", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def softpp_micro(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """A small SOFT++ for small images."""
+    args: dict[str, Any] = {"attention": "softpp", **_MICRO}
+    return _create("softpp_micro", pretrained, **{**args, **kwargs})
+
+
+def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
+    """The network that the released code builds from its constructor arguments."""
+    return soft_backbone(
+        embed_dims=config["embed_dims"],
+        num_heads=config["num_heads"],
+        depths=config["depths"],
+        ratios=config["sr_ratios"],
+        attention=family,
+        stage4="softmax",
+        max_landmarks=None,
+        attention_options=RELEASE_OPTIONS[family],
+        num_classes=config.get("num_classes", 1000),
+        in_chans=config.get("in_chans", 3),
+    )
+
+
+# from the release's parameter names to ours, applied in order; q and v, or q and kv, are joined afterwards
+RELEASE_KEYS = [
+    (r"^patch_embed(?P<stage>\d)\.proj\.", r"stages.{stage}.embed.layers."),
+    (r"^pos_embed(?P<stage>\d)$", r"stages.{stage}.position.weight"),
+    (r"^cls_token$", r"stages.3.cls_token"),
+    (r"^block(?P<stage>\d)\.(?P<block>\d+)\.(att\.)?", r"stages.{stage}.blocks.{block}."),
+    (r"\.ff(?P<layer>[12])\.", r".mlp.fc{layer}."),
+    (r"\.mha\.attn\.Qlandmark_op\.", r".attn.core.landmarks.conv."),
+    (r"\.mha\.attn\.Qnorm_act\.0\.", r".attn.core.landmarks.norm."),
+    (r"\.mha\.attn\.conv\.", r".attn.local.conv."),
+    (r"\.mha\.ff\.", r".attn.proj."),
+    (r"\.mha\.W_(?P<part>[qv])\.", r".attn.{part}."),
+]

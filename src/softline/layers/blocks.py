@@ -1,0 +1,48 @@
+"""Transformer blocks ``(x [B, N, C], grid_size) -> [B, N, C]`` around a given attention."""
+
+from functools import partial
+
+from timm.layers import DropPath, Mlp
+from torch import Tensor, nn
+
+from softline.layers.grid import GridSize
+
+
+class PreNormBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), with stochastic depth."""
+
+    def __init__(
+        self,
+        dim: int,
+        attention: nn.Module,
+        *,
+        mlp_ratio: float = 4.0,
+        drop_path: float = 0.0,
+        norm_eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
+        self.attn = attention
+        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x), grid_size))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class PostNormBlock(nn.Module):
+    """norm(x + attention(x)), then norm(x + mlp(x)), with ordinary dropout and a tanh-approximated GELU: SOFT's."""
+
+    def __init__(self, dim: int, attention: nn.Module, *, mlp_ratio: float = 4.0, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.attn = attention
+        self.norm1 = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=partial(nn.GELU, approximate="tanh"))
+        self.norm2 = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
+        x = self.norm1(x + self.dropout(self.attn(x, grid_size)))
+        return self.norm2(x + self.dropout(self.mlp(x)))

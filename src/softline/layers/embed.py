@@ -1,0 +1,105 @@
+"""Patch embeddings (images or maps to tokens) and position embeddings."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softline.layers.grid import GridSize
+
+
+class PatchEmbed(nn.Module):
+    """One convolution: maps [B, C, H, W] -> tokens [B, N, dim] and their grid.
+
+    With ``padding=0`` and ``stride == kernel_size`` the patches do not overlap, and maps are zero-padded at the bottom
+    and the right to whole patches.
+    """
+
+    def __init__(
+        self,
+        in_chans: int,
+        dim: int,
+        *,
+        kernel_size: int,
+        stride: int,
+        padding: int = 0,
+        norm_layer: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, dim, kernel_size, stride=stride, padding=padding)
+        self.norm = nn.Identity() if norm_layer is None else norm_layer(dim)
+        self.whole_patches = kernel_size if stride == kernel_size and padding == 0 else 1
+
+    def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
+        height, width = maps.shape[-2:]
+        if self.whole_patches > 1:
+            maps = F.pad(maps, (0, -width % self.whole_patches, 0, -height % self.whole_patches))
+        maps = self.proj(maps)
+        return self.norm(maps.flatten(2).mT), (maps.shape[2], maps.shape[3])
+
+
+class ConvEmbed(nn.Module):
+    """SOFT's: 3x3 convolutions, each with BatchNorm and ReLU: maps [B, C, H, W] -> tokens [B, N, dim] and their grid.
+
+    widths, strides: output channels and stride of each convolution.
+    overlap: False has kernel = stride instead, as in PVT (Table 11b of the SOFT paper).
+    """
+
+    def __init__(self, in_chans: int, widths: list[int], strides: list[int], *, overlap: bool = True) -> None:
+        super().__init__()
+        if not overlap:
+            stride = 1
+            for step in strides:
+                stride *= step
+            widths, strides = widths[-1:], [stride]
+        layers: list[nn.Module] = []
+        for before, width, stride in zip([in_chans, *widths], widths, strides, strict=False):
+            kernel, padding = (3, 1) if overlap else (stride, 0)
+            layers += [nn.Conv2d(before, width, kernel, stride=stride, padding=padding), nn.BatchNorm2d(width)]
+            layers += [nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+        self.whole_patches = 1 if overlap else strides[0]
+
+    def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
+        height, width = maps.shape[-2:]
+        if self.whole_patches > 1:
+            maps = F.pad(maps, (0, -width % self.whole_patches, 0, -height % self.whole_patches))
+        maps = self.layers(maps)
+        return maps.flatten(2).mT, (maps.shape[2], maps.shape[3])
+
+
+class PositionEmbed(nn.Module):
+    """A learned embedding of each grid position (and prefix token), resized to whatever grid arrives.
+
+    grid_size: positions that are learned.
+    mode: how a different grid is interpolated, "bilinear" or "bicubic".
+    """
+
+    def __init__(self, dim: int, grid_size: GridSize, *, num_prefix_tokens: int = 0, mode: str = "bilinear") -> None:
+        super().__init__()
+        self.grid_size = grid_size
+        self.num_prefix_tokens = num_prefix_tokens
+        self.mode = mode
+        self.weight = nn.Parameter(torch.empty(1, num_prefix_tokens + grid_size[0] * grid_size[1], dim))
+        nn.init.trunc_normal_(self.weight, std=0.02)
+
+    def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
+        """Add to tokens [B, N, dim]."""
+        return x + self.resized(grid_size)
+
+    def resized(self, grid_size: GridSize) -> Tensor:
+        """[1, num_prefix_tokens + H*W, dim] for another grid."""
+        if grid_size == self.grid_size:
+            return self.weight
+        prefix, positions = self.weight[:, : self.num_prefix_tokens], self.weight[:, self.num_prefix_tokens :]
+        maps = positions.mT.unflatten(-1, self.grid_size).float()
+        antialias = self.mode == "bicubic"  # as timm resizes position embeddings
+        maps = F.interpolate(maps, size=grid_size, mode=self.mode, align_corners=False, antialias=antialias)
+        return torch.cat([prefix, maps.flatten(2).mT.to(prefix.dtype)], dim=1)
+
+    @torch.no_grad()
+    def set_grid(self, grid_size: GridSize) -> None:
+        """Learn the positions of another grid from now on, starting from the interpolated ones."""
+        self.weight = nn.Parameter(self.resized(grid_size).detach().clone())
+        self.grid_size = grid_size
