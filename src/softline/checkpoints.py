@@ -1,88 +1,108 @@
 """Checkpoints of the papers' official releases."""
 
-import re
+import hashlib
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
+import timm
+from timm.models import save_for_hf
 from torch import Tensor, nn
 
-from softline.backbones import soft
+from softline.backbones import deit, pvt, soft
+from softline.backbones.official import check_keys, key_map, load_official, rename_keys
 from softline.ops.inputs import check_option
 
+__all__ = ["FAMILIES", "Conversion", "convert_official", "from_official", "load_official"]
+
 # each family's file builds its released network and maps its parameter names
-FAMILIES: dict[str, ModuleType] = {"soft": soft, "softpp": soft}
+FAMILIES: dict[str, ModuleType] = {"soft": soft, "softpp": soft, "inline_deit": deit, "inline_pvt": pvt}
 
 
 def from_official(family: str, state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> nn.Module:
-    """The model of an official release, with its weights.
+    """The model of an official release, with its weights, in evaluation mode.
 
     family: soft, softpp, inline_deit, inline_pvt, inline_swin or inline_cswin.
-    state_dict: the release's own.
+    state_dict: the release's own, as `load_official` reads it.
     config: the release's constructor arguments.
     """
     check_option("family", family, FAMILIES)
-    model = FAMILIES[family].release_backbone(family, dict(config))
+    model: nn.Module = FAMILIES[family].release_backbone(family, dict(config))
     renamed = rename_keys(state_dict, FAMILIES[family].RELEASE_KEYS)
-    check_keys(model, renamed, family)
+    check_keys(model, renamed, f"this {family} model")
     model.load_state_dict(renamed)
     return model.eval()
 
 
-def rename_keys(state_dict: Mapping[str, Tensor], rules: list[tuple[str, str | None]]) -> dict[str, Tensor]:
-    """Apply (pattern, replacement) rules to every key and join separate q, k, v projections into qkv.
+class Conversion(NamedTuple):
+    """What `convert_official` did."""
 
-    A replacement names the pattern's groups in braces; "{stage}" counts from 0 where the release counts from 1. None
-    drops the key.
+    model: str
+    keys: dict[str, str | None]
+    """The release's parameter names and ours; None for those that are not needed."""
+    sha256: str
+    """Of the written weights."""
+
+
+def convert_official(path: str | Path, directory: str | Path, *, model: str | None = None) -> Conversion:
+    """Write an official checkpoint as a directory that ``timm.create_model("local-dir:DIRECTORY")`` loads.
+
+    model: name of the softline model; found by its weights unless several models have weights of the same shapes.
     """
-    renamed: dict[str, Tensor] = {}
-    for key, value in state_dict.items():
-        new: str | None = key
-        for pattern, replacement in rules:
-            if new is None or (match := re.search(pattern, new)) is None:
-                continue
-            if replacement is None:
-                new = None
-                continue
-            groups = match.groupdict()
-            if "stage" in groups:
-                groups["stage"] = str(int(groups["stage"]) - 1)
-            new = new[: match.start()] + replacement.format(**groups) + new[match.end() :]
-        if new is not None:
-            renamed[new] = value
-    return _join_projections(renamed)
+    directory = Path(directory)
+    if directory.exists():
+        raise ValueError(f"{directory} exists already; name a new directory")
+    if not directory.resolve().parent.is_dir():
+        raise ValueError(f"no such directory: {directory.parent}")
+    state_dict = load_official(path)
+    name = model or _recognise(state_dict, path)
+    rules = _rules(name)
+    renamed = rename_keys(state_dict, rules)
+    network = timm.create_model(name, num_classes=_num_classes(renamed))
+    check_keys(network, renamed, name)
+    network.load_state_dict(renamed)
+    partial = directory.with_name(directory.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    save_for_hf(network, str(partial), safe_serialization=True)
+    # complete before it has its name: a crash leaves no half-written model there
+    partial.rename(directory)
+    weights = (directory / "model.safetensors").read_bytes()
+    return Conversion(name, key_map(state_dict, rules), hashlib.sha256(weights).hexdigest())
 
 
-def check_keys(model: nn.Module, state_dict: Mapping[str, Tensor], family: str) -> None:
-    """Every parameter is there with its shape, and nothing else: checked before anything is loaded."""
-    own = model.state_dict()
-    problems = {
-        "missing": [key for key in own if key not in state_dict],
-        "unexpected": [key for key in state_dict if key not in own],
-        "of another shape": [
-            f"{key} {tuple(state_dict[key].shape)} (expected {tuple(own[key].shape)})"
-            for key in own
-            if key in state_dict and state_dict[key].shape != own[key].shape
-        ],
+def released_models() -> dict[str, ModuleType]:
+    """Models whose weights the papers' authors publish, and the files of their families."""
+    families = dict.fromkeys(FAMILIES.values())
+    return {
+        name: family
+        for family in families
+        for name in family.default_cfgs
+        if not name.endswith("_micro") and (family is not soft or "_release_" in name)
     }
-    found = [
-        f"{len(keys)} {what}: {', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''}"
-        for what, keys in problems.items()
-        if keys
-    ]
-    if found:
-        raise ValueError(f"not a state dict of this {family} model: " + "; ".join(found))
 
 
-def _join_projections(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """attn.q + attn.kv, or attn.q + attn.v, become attn.qkv, rows in that order."""
-    for key in list(state_dict):
-        if (match := re.fullmatch(r"(.*\.attn\.)q(\.weight|\.bias)", key)) is None:
-            continue
-        start, end = match.groups()
-        others = [start + part + end for part in ("kv", "v") if start + part + end in state_dict]
-        if others:
-            parts = [state_dict.pop(name) for name in (key, *others)]
-            state_dict[f"{start}qkv{end}"] = torch.cat(parts)
-    return state_dict
+def _rules(name: str) -> list[tuple[str, str | None]]:
+    check_option("model", name, released_models())
+    return released_models()[name].RELEASE_KEYS
+
+
+def _recognise(state_dict: Mapping[str, Tensor], path: str | Path) -> str:
+    """The only released model whose weights have these names and shapes."""
+    found = []
+    for name, family in released_models().items():
+        renamed = rename_keys(state_dict, family.RELEASE_KEYS)
+        network = timm.create_model(name, num_classes=_num_classes(renamed), device="meta")
+        own = network.state_dict()
+        if own.keys() == renamed.keys() and all(own[key].shape == renamed[key].shape for key in own):
+            found.append(name)
+    if not found:
+        raise ValueError(f"{path} holds the weights of none of: {', '.join(released_models())}")
+    if len(found) > 1:
+        raise ValueError(f"{path} could be any of {', '.join(found)}: say which with --model")
+    return found[0]
+
+
+def _num_classes(state_dict: Mapping[str, Tensor]) -> int:
+    return len(state_dict["head.weight"]) if "head.weight" in state_dict else 0

@@ -8,12 +8,17 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import softline
 from softline.attention import ATTENTIONS
 from softline.bench import ScalingRow, growth_exponent, measure_scaling
+from softline.bench.catalog import describe, list_models
 from softline.bench.environment import environment
+from softline.checkpoints import convert_official
 from softline.ops.inputs import check_option
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"softline {softline.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_quickstart(commands)
+    _add_models(commands)
+    _add_convert(commands)
     options = parser.parse_args(arguments)
     try:
         options.run(options)
@@ -35,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _add_quickstart(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_quickstart(commands: Commands) -> None:
     parser = commands.add_parser(
         "quickstart",
         help="output and cost of softmax, SOFT++ and InLine over growing image sizes, in about a minute",
@@ -66,9 +73,7 @@ def _quickstart(options: argparse.Namespace) -> None:
         check_option("attention", name, ATTENTIONS)
     if options.figure is not None and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--figure needs matplotlib: pip install 'softline[train]'")
-    for path in (options.json, options.figure):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ValueError(f"no such directory: {path.parent}")
+    _check_parent(options.json, options.figure)
     machine = environment()
     print(f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}; float32, batch 1\n")
     baseline = options.attentions[0]
@@ -106,6 +111,63 @@ def _print_growth(rows: Sequence[ScalingRow]) -> None:
         operations = growth_exponent(tokens, [row.macs for row in mine])
         milliseconds = growth_exponent(tokens, [row.milliseconds for row in mine])
         print(f"  {name:<11} operations p = {operations:.2f}   time p = {milliseconds:.2f}")
+
+
+def _add_models(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "models",
+        help="list the models with their size, cost and reported accuracy",
+        description="List softline's models. All are built by timm.create_model(NAME) after `import softline`.",
+    )
+    parser.add_argument("pattern", nargs="?", default="*", help="shell pattern, such as 'softpp_*' (default: all)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the list here")
+    parser.set_defaults(run=_models)
+
+
+def _models(options: argparse.Namespace) -> None:
+    names = list_models(options.pattern)
+    _check_parent(options.json)
+    print(f"{'model':<24}{'image':>6}{'params M':>10}{'GMACs':>8}   top-1 %, ImageNet (reported by the papers,")
+    print(f"{'':<48}   not measured here)")
+    cards = []
+    for name in names:
+        card = describe(name)
+        cards.append(card)
+        reported = "-" if card.reported_top1 is None else f"{card.reported_top1:.1f}"
+        print(
+            f"{name:<24}{card.image_size:>6}{card.parameters / 1e6:>10.2f}{card.macs / 1e9:>8.2f}   {reported}",
+            flush=True,
+        )
+    if options.json is not None:
+        _write(options.json, [card._asdict() for card in cards])
+
+
+def _add_convert(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "convert",
+        help="turn an official SOFT or InLine checkpoint into a directory that timm loads",
+        description="Read an official checkpoint without executing anything in it and write config.json and "
+        "model.safetensors; timm.create_model('local-dir:DIRECTORY', pretrained=True) loads them.",
+    )
+    parser.add_argument("checkpoint", type=Path, help="the authors' .pth file")
+    parser.add_argument("directory", type=Path, help="where to write; must not exist yet")
+    parser.add_argument("--model", metavar="NAME", help="softline's name of the model (default: found by its weights)")
+    parser.set_defaults(run=_convert)
+
+
+def _convert(options: argparse.Namespace) -> None:
+    done = convert_official(options.checkpoint, options.directory, model=options.model)
+    width = max(map(len, done.keys))
+    for theirs, ours in done.keys.items():
+        print(f"{theirs:<{width}}  ->  {ours or '(not needed)'}")
+    print(f"\n{done.model}: {options.directory}")
+    print(f"sha256 of model.safetensors: {done.sha256}")
+
+
+def _check_parent(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ValueError(f"no such directory: {path.parent}")
 
 
 def _integers(text: str) -> list[int]:

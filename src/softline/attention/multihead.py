@@ -64,9 +64,18 @@ class MultiHeadAttention(nn.Module):
         self.qkv = nn.Linear(dim, (2 if shared_qk else 3) * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
-        """[B, N, C] -> [B, N, C]."""
+    def forward(
+        self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None, *, context: Tensor | None = None
+    ) -> Tensor:
+        """[B, N, C] -> [B, N, C].
+
+        context: tokens [B, N, C] that the local term takes instead of x (their mean predicts InLine's kernels).
+        """
         x, q, k, v = self._project(x, grid_size, key_mask)
+        if context is not None:
+            if context.shape != x.shape:
+                raise ValueError(f"context must have the shape of x {tuple(x.shape)}, got {tuple(context.shape)}")
+            x = context if key_mask is None else context.masked_fill(~key_mask[..., None], 0)
         attended = self.operator.attention(**self.core(q, k, grid_size, key_mask), v=v, key_mask=key_mask)
         return self._finish(attended, x, v, grid_size, key_mask)
 

@@ -1,9 +1,10 @@
 """What all backbones share: a sequence of stages, a head, and timm's contract."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
@@ -59,10 +60,7 @@ class Stage(nn.Module):
                 x = self.position(x, grid_size)
         assert grid_size is not None, "a stage without an embedding follows another"
         for block in self.blocks:
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(block, x, grid_size)
-            else:
-                x = block(x, grid_size)
+            x = checkpoint(block, x, grid_size) if self.grad_checkpointing else block(x, grid_size)
         return x, grid_size
 
 
@@ -193,12 +191,12 @@ class Backbone(nn.Module):
     def set_input_size(self, img_size: int | GridSize) -> None:
         """Learn position embeddings for another image size from now on, starting from the interpolated ones."""
         self.img_size = as_pair("img_size", img_size)
-        for stage in self.stages:
+        for stage in self._stages():
             if stage.position is not None:
                 stage.position.set_grid(grid_of(self.img_size, stage.reduction))
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        for stage in self.stages:
+        for stage in self._stages():
             stage.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
@@ -214,7 +212,10 @@ class Backbone(nn.Module):
                 (r"^stages\.(\d+)\.(?:embed|cls_token|position)", (0,)),
                 (r"^stages\.(\d+)\.blocks\.(\d+)", None),
             ]
-        return {"stem": r"^stages\.0\.(embed|cls_token|position)", "blocks": blocks}
+        return {"stem": r"^stages\.0\.(?:embed|cls_token|position)", "blocks": blocks}
+
+    def _stages(self) -> list[Stage]:
+        return cast(list[Stage], list(self.stages))
 
     def _advance(self, x: Tensor, grid_size: GridSize | None, index: int) -> tuple[Tensor, GridSize]:
         """Through one stage; images before the first, tokens and their grid between stages."""
@@ -265,6 +266,30 @@ def grid_of(img_size: int | GridSize, reduction: int) -> GridSize:
     """Grid of an image at a stage: pixels / reduction, rounded up."""
     height, width = as_pair("img_size", img_size)
     return -(-height // reduction), -(-width // reduction)
+
+
+def least_image(names: Sequence[str], ratios: Sequence[int | GridSize], strides: Sequence[int]) -> int:
+    """Smallest image side whose grid, pixels / stride rounded up, holds a cell of landmarks wherever there are any."""
+    sizes = [1]
+    for name, ratio, stride in zip(names, ratios, strides, strict=True):
+        if "ratio" in (option_names(name) or []):
+            sizes.append((max(as_pair("ratio", ratio)) - 1) * stride + 1)
+    return max(sizes)
+
+
+def imagenet_cfg(**changes: Any) -> dict[str, Any]:
+    """timm's data configuration of a model for ImageNet."""
+    return {
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "interpolation": "bicubic",
+        "fixed_input_size": False,
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "classifier": "head",
+        **changes,
+    }
 
 
 def build_on(device: Any, dtype: Any, build: Callable[[], Backbone]) -> Backbone:

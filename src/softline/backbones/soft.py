@@ -18,8 +18,7 @@ Deviations from the paper and its release:
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
 from softline.backbones.backbone import (
@@ -30,8 +29,11 @@ from softline.backbones.backbone import (
     build_on,
     drop_path_rates,
     grid_of,
+    imagenet_cfg,
+    least_image,
     per_stage,
 )
+from softline.backbones.official import KeyRules, create_backbone
 from softline.layers.blocks import PostNormBlock, PreNormBlock
 from softline.layers.embed import ConvEmbed, PositionEmbed
 from softline.layers.grid import GridSize
@@ -116,32 +118,18 @@ def soft_backbone(
             global_pool=global_pool,
             drop_rate=drop_rate,
             img_size=img_size,
-            # a stage's grid, pixels / stride rounded up, must hold one cell of landmarks
-            min_size=max((ratio - 1) * stride + 1 for ratio, stride in zip(ratios, STRIDES, strict=True)),
+            min_size=least_image(names, ratios, STRIDES),
         )
 
     return build_on(device, dtype, build)
 
 
 def _cfg(**changes: Any) -> dict[str, Any]:
-    return {
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": (7, 7),
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "fixed_input_size": False,
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "stages.0.embed.layers.0",
-        "classifier": "head",
-        "license": "mit",
-        **changes,
-    }
+    return imagenet_cfg(crop_pct=0.9, first_conv="stages.0.embed.layers.0", license="mit", **changes)
 
 
 # how the released code inverts: SOFT adds 0.01 to the diagonal, SOFT++ halves its start
-RELEASE_OPTIONS = {"soft": {"ridge": 0.01}, "softpp": {"start": "halving"}}
+RELEASE_OPTIONS: dict[str, dict[str, Any]] = {"soft": {"ridge": 0.01}, "softpp": {"start": "halving"}}
 _SMALL = {"embed_dims": (96, 192, 384, 768), "num_heads": (3, 6, 12, 24)}
 _LARGE = {"embed_dims": (128, 256, 512, 1024), "num_heads": (4, 8, 16, 32)}
 _MICRO = {
@@ -169,11 +157,12 @@ default_cfgs = generate_default_cfgs(
 
 
 def _create(variant: str, pretrained: bool, **kwargs: Any) -> Backbone:
-    return build_model_with_cfg(
+    return create_backbone(
         soft_backbone,
         variant,
         pretrained,
-        feature_cfg={"out_indices": (0, 1, 2, 3), "feature_cls": "getter"},
+        rules=RELEASE_KEYS,
+        by_hand="the Google Drive links of https://github.com/fudan-zvg/SOFT",
         **kwargs,
     )
 
@@ -340,7 +329,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
 
 
 # from the release's parameter names to ours, applied in order; q and v, or q and kv, are joined afterwards
-RELEASE_KEYS = [
+RELEASE_KEYS: KeyRules = [
     (r"^patch_embed(?P<stage>\d)\.proj\.", r"stages.{stage}.embed.layers."),
     (r"^pos_embed(?P<stage>\d)$", r"stages.{stage}.position.weight"),
     (r"^cls_token$", r"stages.3.cls_token"),

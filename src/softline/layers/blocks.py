@@ -1,8 +1,6 @@
 """Transformer blocks ``(x [B, N, C], grid_size) -> [B, N, C]`` around a given attention."""
 
-from functools import partial
-
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath, GELUTanh, Mlp
 from torch import Tensor, nn
 
 from softline.layers.grid import GridSize
@@ -39,7 +37,7 @@ class PostNormBlock(nn.Module):
         super().__init__()
         self.attn = attention
         self.norm1 = nn.LayerNorm(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=partial(nn.GELU, approximate="tanh"))
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=GELUTanh)
         self.norm2 = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
 

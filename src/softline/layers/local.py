@@ -4,6 +4,7 @@ Called as ``local(x, v, grid_size, key_mask) -> [B, H, N, D]`` with the attentio
 [B, H, N, D], both zero at masked tokens. Prefix tokens receive nothing.
 """
 
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -44,10 +45,11 @@ def _convolve_each(values: Tensor, kernels: Tensor) -> Tensor:
 
 
 class ValueConv(nn.Module):
-    """A depthwise k x k convolution of the values with few kernels, zero-padded.
+    """A depthwise k x k convolution of the values, zero-padded.
 
     shared: "channels" is SOFT's (and Nystromformer's): one kernel for each head, shared by its channels, no bias;
-        "heads" is FLatten's: one kernel for each channel of a head, shared by the heads, with bias.
+        "heads" is FLatten's: one kernel for each channel of a head, shared by the heads, with bias;
+        "none" is CSWin's LePE: one kernel for each channel of each head, with bias.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class ValueConv(nn.Module):
         head_dim: int,
         kernel_size: int,
         *,
-        shared: Literal["channels", "heads"] = "channels",
+        shared: Literal["channels", "heads", "none"] = "channels",
         num_prefix_tokens: int = 0,
     ) -> None:
         super().__init__()
@@ -66,10 +68,10 @@ class ValueConv(nn.Module):
         self.head_dim = head_dim
         self.shared = shared
         self.num_prefix_tokens = num_prefix_tokens
-        planes = num_heads if shared == "channels" else head_dim
+        planes = {"channels": num_heads, "heads": head_dim, "none": num_heads * head_dim}[shared]
         # holds the kernels; `forward` spreads them over all channels
         self.conv = nn.Conv2d(
-            planes, planes, kernel_size, padding=kernel_size // 2, groups=planes, bias=shared == "heads"
+            planes, planes, kernel_size, padding=kernel_size // 2, groups=planes, bias=shared != "channels"
         )
 
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
@@ -82,4 +84,13 @@ class ValueConv(nn.Module):
         """One row for each of the H * D channels."""
         if self.shared == "channels":
             return parameter.repeat_interleave(self.head_dim, dim=0)
+        if self.shared == "none":
+            return parameter
         return torch.cat([parameter] * self.num_heads)
+
+
+class LocalSum(nn.ModuleList):
+    """Several local terms, added."""
+
+    def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        return reduce(torch.add, [term(x, v, grid_size, key_mask) for term in self])

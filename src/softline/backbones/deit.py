@@ -1,0 +1,180 @@
+"""InLine on DeiT: Bridging the Divide (https://arxiv.org/abs/2412.06590).
+
+A flat vision transformer: patches, a class token, a learned position embedding, pre-norm blocks on one grid, and a
+classifier on the class token; InLine attention in every block, heads of 32 channels. With ``attention="softpp"`` it is
+the flat variant of SOFT++ (https://arxiv.org/abs/2207.03341, Table 11a).
+
+Each block is a stage of its own, so that ``features_only`` gives the output of any block, as in timm's vision
+transformers.
+
+Deviations from the paper and its release:
+- Images need not be square nor divide into patches: they are zero-padded at the bottom and the right to whole patches,
+  and the position embedding is resized (bicubic); the release takes one square size only.
+"""
+
+from typing import Any
+
+from timm.models import generate_default_cfgs, register_model
+from torch import nn
+
+from softline.backbones.backbone import (
+    AttentionChoice,
+    Backbone,
+    GlobalPool,
+    Stage,
+    build_attention,
+    build_on,
+    drop_path_rates,
+    grid_of,
+    imagenet_cfg,
+    least_image,
+    per_stage,
+)
+from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
+from softline.layers.blocks import PreNormBlock
+from softline.layers.embed import PatchEmbed, PositionEmbed
+from softline.layers.grid import GridSize
+
+# the 14 x 14 grid of 224 pixels has the 7 x 7 landmarks that SOFT has in each stage
+LANDMARK_RATIO = 2
+
+
+def deit_backbone(
+    *,
+    patch_size: int = 16,
+    embed_dim: int,
+    depth: int = 12,
+    num_heads: int,
+    mlp_ratio: float = 4.0,
+    attention: AttentionChoice = "inline",
+    attention_options: dict[str, Any] | None = None,
+    img_size: int | GridSize = 224,
+    in_chans: int = 3,
+    num_classes: int = 1000,
+    global_pool: GlobalPool = "token",
+    drop_rate: float = 0.0,
+    drop_path_rate: float = 0.0,
+    device: Any = None,
+    dtype: Any = None,
+) -> Backbone:
+    """A flat network.
+
+    attention: for all blocks, or one name for each.
+    attention_options: further options of the attention; where blocks differ, of those that do not have softmax.
+    """
+    names = per_stage(attention, depth)
+    mixed = len(set(names)) > 1
+    options = attention_options or {}
+    grid_size = grid_of(img_size, patch_size)
+    offers = {"ratio": LANDMARK_RATIO, "value_conv": 3, "max_tokens": 1 + grid_size[0] * grid_size[1]}
+
+    def stage(index: int, rate: float) -> Stage:
+        attend = build_attention(
+            names[index],
+            embed_dim,
+            num_heads,
+            num_prefix_tokens=1,
+            offers=offers,
+            **({} if mixed and names[index] == "softmax" else options),
+        )
+        first: dict[str, Any] = {}
+        if index == 0:
+            first["embed"] = PatchEmbed(in_chans, embed_dim, kernel_size=patch_size, stride=patch_size)
+            first["cls_token"] = True
+            first["position"] = PositionEmbed(embed_dim, grid_size, num_prefix_tokens=1, mode="bicubic")
+        block = PreNormBlock(embed_dim, attend, mlp_ratio=mlp_ratio, drop_path=rate)
+        return Stage([block], embed_dim, reduction=patch_size, num_prefix_tokens=1, **first)
+
+    def build() -> Backbone:
+        return Backbone(
+            [stage(index, rate) for index, (rate,) in enumerate(drop_path_rates(drop_path_rate, [1] * depth))],
+            norm=nn.LayerNorm(embed_dim, eps=1e-6),
+            num_classes=num_classes,
+            in_chans=in_chans,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            img_size=img_size,
+            min_size=least_image(names, [options.get("ratio", LANDMARK_RATIO)] * depth, [patch_size] * depth),
+        )
+
+    return build_on(device, dtype, build)
+
+
+def _cfg(**changes: Any) -> dict[str, Any]:
+    # the authors resize to a square, whatever the image's shape, before they take the centre
+    return imagenet_cfg(
+        **{"pool_size": None, "crop_pct": 0.875, "crop_mode": "squash", "first_conv": "stages.0.embed.proj", **changes}
+    )
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "inline_deit_tiny": _cfg(url=inline_link("inline_deit_tiny", "1d6b8191ad6d4114b291")),
+        "inline_deit_small": _cfg(
+            url=inline_link("inline_deit_small", "2f3898b07e9247f3beb3"), input_size=(3, 288, 288)
+        ),
+        "inline_deit_base": _cfg(url=inline_link("inline_deit_base", "10bdd726d4b0435eb34e"), input_size=(3, 448, 448)),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> Backbone:
+    return create_backbone(
+        deit_backbone,
+        variant,
+        pretrained,
+        rules=RELEASE_KEYS,
+        by_hand=INLINE_RELEASE,
+        # the last three blocks, as for timm's vision transformers
+        out_indices=3,
+        **kwargs,
+    )
+
+
+@register_model
+def inline_deit_tiny(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-DeiT-T, 6.5 M parameters."""
+    args: dict[str, Any] = {"embed_dim": 192, "num_heads": 6}
+    return _create("inline_deit_tiny", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def inline_deit_small(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-DeiT-S, 16.7 M parameters, for images of 288 pixels."""
+    args: dict[str, Any] = {"embed_dim": 320, "num_heads": 10, "img_size": 288}
+    return _create("inline_deit_small", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def inline_deit_base(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-DeiT-B, 23.8 M parameters, for images of 448 pixels."""
+    args: dict[str, Any] = {"embed_dim": 384, "num_heads": 12, "img_size": 448}
+    return _create("inline_deit_base", pretrained, **{**args, **kwargs})
+
+
+def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
+    """The network that the released code builds; the width and its heads differ between its models and are needed."""
+    for key in ("embed_dim", "num_heads"):
+        if key not in config:
+            raise ValueError(f"config of {family} must have {key}, got only {', '.join(config) or 'nothing'}")
+    return deit_backbone(
+        patch_size=config.get("patch_size", 16),
+        embed_dim=config["embed_dim"],
+        depth=config.get("depth", 12),
+        num_heads=config["num_heads"],
+        mlp_ratio=config.get("mlp_ratio", 4.0),
+        img_size=config.get("img_size", 224),
+        num_classes=config.get("num_classes", 1000),
+        in_chans=config.get("in_chans", 3),
+    )
+
+
+# from the release's parameter names to ours, applied in order
+RELEASE_KEYS: KeyRules = [
+    (r"^patch_embed\.", r"stages.0.embed."),
+    (r"^pos_embed$", r"stages.0.position.weight"),
+    (r"^cls_token$", r"stages.0.cls_token"),
+    (r"^blocks\.(?P<block>\d+)\.", r"stages.{block}.blocks.0."),
+    (r"\.attn\.residual\.0\.", r".attn.local.hidden."),
+    (r"\.attn\.residual\.2\.", r".attn.local.kernel."),
+]

@@ -1,0 +1,310 @@
+"""InLine on PVT: Bridging the Divide (https://arxiv.org/abs/2412.06590), Pyramid Vision Transformer
+(https://arxiv.org/abs/2102.12122).
+
+Four stages; patches that do not overlap and a learned position embedding at the start of each, pre-norm blocks with
+InLine attention, no class token, no final norm, and a classifier on the mean token. Stages with
+``attention="softmax"`` have PVT's spatial reduction of keys and values.
+
+Deviations from the paper and its release:
+- The paper gives its Large 50.2 M parameters; InLine in all four stages, as released, has 51.2 M.
+- Images need not be square nor divide by the strides: maps are zero-padded at the bottom and the right to whole patches
+  and, for spatial reduction, to whole cells, and position embeddings are resized (bilinear).
+- The release reduces keys and values of InLine stages too (``la_sr_ratios``), but fails there unless all are 1: not
+  offered.
+- ``inline_micro`` is softline's own.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from softline.backbones.backbone import (
+    AttentionChoice,
+    Backbone,
+    GlobalPool,
+    Stage,
+    build_attention,
+    build_on,
+    drop_path_rates,
+    grid_of,
+    imagenet_cfg,
+    least_image,
+    per_stage,
+)
+from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
+from softline.layers.blocks import PreNormBlock
+from softline.layers.embed import PatchEmbed, PositionEmbed
+from softline.layers.grid import GridSize, check_grid
+from softline.ops.inputs import check_at_least, check_mask, check_option, hide, hide_scores, saturate, widen
+
+STRIDES = (4, 8, 16, 32)
+EMBED_DIMS = (64, 128, 320, 512)
+NUM_HEADS = (2, 4, 10, 16)
+MLP_RATIOS = (8, 8, 4, 4)
+SR_RATIOS = (8, 4, 2, 1)
+
+
+class SpatialReductionAttention(nn.Module):
+    """PVT's: softmax attention of all tokens to cells of ``ratio`` x ``ratio`` tokens, M of them.
+
+    A strided convolution and LayerNorm make one token of each cell; incomplete cells at the border are zero-padded.
+    Queries of the tokens and keys and values of the cells are the three parts of one projection.
+    """
+
+    def __init__(self, dim: int, num_heads: int, *, ratio: int, qkv_bias: bool = True) -> None:
+        super().__init__()
+        check_at_least("ratio", ratio, 1)
+        if dim % num_heads:
+            raise ValueError(f"dim ({dim}) must be divisible by num_heads ({num_heads})")
+        self.dim = dim
+        self.num_heads = num_heads
+        self.ratio = ratio
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.sr = nn.Conv2d(dim, dim, ratio, stride=ratio)
+        self.norm = nn.LayerNorm(dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        """[B, N, C] -> [B, N, C]."""
+        q, k, v, cell_mask = self._project(x, grid_size, key_mask)
+        visible = None
+        if cell_mask is not None:
+            # a sample without any real token attends to its padding, so that no row is empty
+            visible = (cell_mask | ~cell_mask.any(-1, keepdim=True))[:, None, None, :]
+        return self._finish(F.scaled_dot_product_attention(q, k, v, attn_mask=visible), key_mask)
+
+    def weights(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        """Weights [B, heads, N, N]: that of a cell is shared equally by its real tokens."""
+        q, k, _, cell_mask = self._project(x, grid_size, key_mask)
+        scores = self.dim**-0.5 * self.num_heads**0.5 * widen(q) @ widen(k).mT  # [B, H, N, M]
+        members = self._members(grid_size, key_mask, scores)
+        share = members / members.sum(2, keepdim=True).clamp(min=1)
+        weights = hide_scores(scores, cell_mask).softmax(-1) @ share.mT
+        return hide(weights, key_mask).to(q.dtype)
+
+    def mix(self, weights: Tensor, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        """The output [B, N, C] that given weights [B, heads, N, N] produce."""
+        _, _, v, _ = self._project(x, grid_size, key_mask)
+        of_cells = widen(weights) @ self._members(grid_size, key_mask, widen(weights))
+        return self._finish((of_cells @ widen(v)).to(v.dtype), key_mask)
+
+    def _project(
+        self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries [B, H, N, D], keys and values of the cells [B, H, M, D], cells that hold a real token [B, M]."""
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must have shape [B, N, {self.dim}], got {tuple(x.shape)}")
+        check_grid(x.shape[1], grid_size, 0)
+        check_mask("key_mask", key_mask, x.shape[0], x.shape[1], x.device)
+        cell_mask = None
+        if key_mask is not None:
+            x = x.masked_fill(~key_mask[..., None], 0)
+            real = self._whole_cells(key_mask.unflatten(-1, grid_size)[:, None].float())
+            cell_mask = F.max_pool2d(real, self.ratio).flatten(1) > 0
+        maps = self._whole_cells(x.mT.unflatten(-1, grid_size))
+        cells = self.norm(self.sr(maps).flatten(2).mT)  # [B, M, C]
+        parts = [self.dim, 2 * self.dim]
+        weights = self.qkv.weight.split(parts)
+        biases = (None, None) if self.qkv.bias is None else self.qkv.bias.split(parts)
+        q = F.linear(x, weights[0], biases[0]).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        kv = F.linear(cells, weights[1], biases[1]).unflatten(-1, (2, self.num_heads, -1))
+        k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        return q, hide(k, cell_mask), hide(v, cell_mask), cell_mask
+
+    def _finish(self, attended: Tensor, key_mask: Tensor | None) -> Tensor:
+        out = self.proj(attended.transpose(1, 2).flatten(2))
+        out = saturate(out, out.dtype)
+        return out if key_mask is None else out.masked_fill(~key_mask[..., None], 0)
+
+    def _whole_cells(self, maps: Tensor) -> Tensor:
+        height, width = maps.shape[-2:]
+        return F.pad(maps, (0, -width % self.ratio, 0, -height % self.ratio))
+
+    def _members(self, grid_size: GridSize, key_mask: Tensor | None, like: Tensor) -> Tensor:
+        """1 where a real token lies in a cell: [B or 1, 1, N, M]."""
+        rows, columns = (torch.arange(side, device=like.device) // self.ratio for side in grid_size)
+        across = -(-grid_size[1] // self.ratio)
+        cell = (rows[:, None] * across + columns).flatten()
+        cells = -(-grid_size[0] // self.ratio) * across
+        members = (cell[:, None] == torch.arange(cells, device=like.device)).to(like.dtype)[None, None]
+        return hide(members, key_mask)
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, ratio={self.ratio}"
+
+
+def pvt_backbone(
+    *,
+    embed_dims: Sequence[int] = EMBED_DIMS,
+    num_heads: Sequence[int] = NUM_HEADS,
+    mlp_ratios: Sequence[float] = MLP_RATIOS,
+    depths: Sequence[int],
+    attention: AttentionChoice = "inline",
+    sr_ratios: Sequence[int] = SR_RATIOS,
+    attention_options: dict[str, Any] | None = None,
+    img_size: int | GridSize = 224,
+    in_chans: int = 3,
+    num_classes: int = 1000,
+    global_pool: GlobalPool = "avg",
+    drop_rate: float = 0.0,
+    drop_path_rate: float = 0.0,
+    device: Any = None,
+    dtype: Any = None,
+) -> Backbone:
+    """A pyramid of four stages.
+
+    attention: for all stages, or one name for each.
+    sr_ratios: spatial reduction of softmax stages, and landmark cells of attentions that have them.
+    attention_options: further options of the attention; where stages differ, of those that do not have softmax.
+    """
+    names = per_stage(attention, 4)
+    mixed = len(set(names)) > 1
+    rates = drop_path_rates(drop_path_rate, depths)
+
+    def attend(index: int) -> nn.Module:
+        name, dim, ratio = names[index], embed_dims[index], sr_ratios[index]
+        options = {} if mixed and name == "softmax" else attention_options or {}
+        if name == "softmax" and ratio > 1:
+            for option in options:
+                check_option("an option of softmax attention with spatial reduction", option, ["qkv_bias"])
+            return SpatialReductionAttention(dim, num_heads[index], ratio=ratio, **options)
+        height, width = grid_of(img_size, STRIDES[index])
+        offers = {"ratio": ratio, "value_conv": 3, "max_tokens": height * width}
+        return build_attention(name, dim, num_heads[index], offers=offers, **options)
+
+    def stage(index: int) -> Stage:
+        dim, stride = embed_dims[index], 2 if index else 4
+        return Stage(
+            [PreNormBlock(dim, attend(index), mlp_ratio=mlp_ratios[index], drop_path=rate) for rate in rates[index]],
+            dim,
+            reduction=STRIDES[index],
+            embed=PatchEmbed(
+                embed_dims[index - 1] if index else in_chans,
+                dim,
+                kernel_size=stride,
+                stride=stride,
+                norm_layer=nn.LayerNorm,
+            ),
+            position=PositionEmbed(dim, grid_of(img_size, STRIDES[index])),
+        )
+
+    def build() -> Backbone:
+        return Backbone(
+            [stage(index) for index in range(4)],
+            norm=nn.Identity(),
+            num_classes=num_classes,
+            in_chans=in_chans,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            img_size=img_size,
+            min_size=least_image(names, [(attention_options or {}).get("ratio", r) for r in sr_ratios], STRIDES),
+        )
+
+    return build_on(device, dtype, build)
+
+
+def _cfg(**changes: Any) -> dict[str, Any]:
+    # the authors resize to a square, whatever the image's shape, before they take the centre
+    return imagenet_cfg(**{"crop_pct": 0.875, "crop_mode": "squash", "first_conv": "stages.0.embed.proj", **changes})
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "inline_pvt_tiny": _cfg(url=inline_link("inline_pvt_tiny", "90ac52b1555b401eb5e6")),
+        "inline_pvt_small": _cfg(url=inline_link("inline_pvt_small", "1ab953b2479d433080a3")),
+        "inline_pvt_medium": _cfg(url=inline_link("inline_pvt_medium", "a72aec31e6084bc0a280")),
+        "inline_pvt_large": _cfg(url=inline_link("inline_pvt_large", "efd91318ba964f01b288")),
+        "inline_micro": _cfg(input_size=(3, 32, 32), pool_size=(1, 1)),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> Backbone:
+    return create_backbone(
+        pvt_backbone,
+        variant,
+        pretrained,
+        rules=RELEASE_KEYS,
+        by_hand=INLINE_RELEASE,
+        **kwargs,
+    )
+
+
+@register_model
+def inline_pvt_tiny(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-PVT-T, 12.0 M parameters."""
+    args: dict[str, Any] = {"depths": (2, 2, 2, 2)}
+    return _create("inline_pvt_tiny", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def inline_pvt_small(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-PVT-S, 21.6 M parameters."""
+    args: dict[str, Any] = {"depths": (3, 4, 6, 3)}
+    return _create("inline_pvt_small", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def inline_pvt_medium(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-PVT-M, 37.6 M parameters."""
+    args: dict[str, Any] = {"depths": (3, 4, 18, 3)}
+    return _create("inline_pvt_medium", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def inline_pvt_large(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-PVT-L, 51.2 M parameters."""
+    args: dict[str, Any] = {"depths": (3, 8, 27, 3)}
+    return _create("inline_pvt_large", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def inline_micro(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """A small InLine pyramid for small images."""
+    args: dict[str, Any] = {
+        "embed_dims": (32, 64, 96, 128),
+        "num_heads": (1, 2, 3, 4),
+        "mlp_ratios": (4, 4, 4, 4),
+        "depths": (1, 1, 2, 1),
+        "sr_ratios": (1, 1, 1, 1),
+        "img_size": 32,
+    }
+    return _create("inline_micro", pretrained, **{**args, **kwargs})
+
+
+def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
+    """The network that the released code builds; the depths differ between its models and are needed."""
+    if "depths" not in config:
+        raise ValueError(f"config of {family} must have depths, got only {', '.join(config) or 'nothing'}")
+    kinds = config.get("attn_type", "IIII")
+    if len(kinds) != 4 or set(kinds) - set(RELEASE_ATTENTIONS):
+        raise ValueError(f"attn_type must be I (InLine) or S (softmax) for each of four stages, got {kinds!r}")
+    reductions = config.get("la_sr_ratios", "1111")
+    if reductions != "1111":
+        raise ValueError(f'la_sr_ratios must be "1111": the release fails with any other, got {reductions!r}')
+    return pvt_backbone(
+        embed_dims=config.get("embed_dims", EMBED_DIMS),
+        num_heads=config.get("num_heads", NUM_HEADS),
+        mlp_ratios=config.get("mlp_ratios", MLP_RATIOS),
+        depths=config["depths"],
+        attention=[RELEASE_ATTENTIONS[kind] for kind in kinds],
+        sr_ratios=config.get("sr_ratios", SR_RATIOS),
+        img_size=config.get("img_size", 224),
+        num_classes=config.get("num_classes", 1000),
+        in_chans=config.get("in_chans", 3),
+    )
+
+
+RELEASE_ATTENTIONS = {"I": "inline", "S": "softmax"}
+# from the release's parameter names to ours, applied in order; q and kv are joined afterwards
+RELEASE_KEYS: KeyRules = [
+    (r"^patch_embed(?P<stage>\d)\.", r"stages.{stage}.embed."),
+    (r"^pos_embed(?P<stage>\d)$", r"stages.{stage}.position.weight"),
+    (r"^block(?P<stage>\d)\.(?P<block>\d+)\.", r"stages.{stage}.blocks.{block}."),
+    (r"\.attn\.residual\.0\.", r".attn.local.hidden."),
+    (r"\.attn\.residual\.2\.", r".attn.local.kernel."),
+]

@@ -1,0 +1,206 @@
+"""What holds for every registered backbone; a new one is picked up by registering it."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import softline  # noqa: F401
+from softline.backbones import MODEL_NAMES
+from softline.backbones.backbone import Backbone
+
+MICRO = [name for name in MODEL_NAMES if name.endswith("_micro")]
+# narrow and shallow versions of every registered architecture would not be what is registered: the real ones on small
+# images, largest sizes of a family left to `make test-slow`
+SMALLEST = [name for name in MODEL_NAMES if name.endswith(("_micro", "_tiny"))]
+LARGER = [name for name in MODEL_NAMES if name not in SMALLEST]
+
+every_backbone = pytest.mark.parametrize(
+    "name", [*SMALLEST, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGER)]
+)
+every_micro = pytest.mark.parametrize("name", MICRO)
+
+
+def build(name: str, **options: object) -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model(name, **options).eval()
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_builds_on_the_meta_device_with_timms_configuration(name):
+    model = timm.create_model(name, device="meta", num_classes=5)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    cfg = model.default_cfg
+    assert cfg["architecture"] == name
+    assert dict(model.named_modules())[cfg["classifier"]] is model.get_classifier()
+    assert dict(model.named_modules())[cfg["first_conv"]].in_channels == 3
+
+
+@every_backbone
+def test_forward_and_backward_at_any_image_size(name):
+    model = build(name, num_classes=7)
+    for height, width in ((32, 32), (64, 96), (75, 47)):
+        x = torch.randn(1, 3, height, width, requires_grad=True)
+        logits = model(x)
+        assert logits.shape == (1, 7)
+        logits.square().sum().backward()
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
+@every_backbone
+def test_features_have_the_strides_and_channels_that_timm_is_told(name):
+    model = build(name, features_only=True)
+    for height, width in ((64, 96), (75, 47)):
+        features = model(torch.randn(1, 3, height, width))
+        assert len(features) == len(model.feature_info.channels())
+        for feature, channels, stride in zip(
+            features, model.feature_info.channels(), model.feature_info.reduction(), strict=True
+        ):
+            assert feature.shape == (1, channels, -(-height // stride), -(-width // stride))
+
+
+@every_micro
+def test_intermediates_agree_with_the_features_and_the_output(name):
+    model, x = build(name), torch.randn(2, 3, 64, 48)
+    final, intermediates = model.forward_intermediates(x)
+    torch.testing.assert_close(final, model.forward_features(x))
+    torch.testing.assert_close(model.forward_head(final), model(x))
+    only = model.forward_intermediates(x, indices=[1, 2], intermediates_only=True)
+    for actual, expected in zip(only, intermediates[1:3], strict=True):
+        torch.testing.assert_close(actual, expected)
+    tokens = model.forward_intermediates(x, indices=1, output_fmt="NLC", intermediates_only=True)[0]
+    torch.testing.assert_close(tokens.mT.unflatten(-1, intermediates[-1].shape[2:]), intermediates[-1])
+    with pytest.raises(ValueError, match="output_fmt must be NCHW or NLC, got 'NHWC'"):
+        model.forward_intermediates(x, output_fmt="NHWC")
+
+
+@every_backbone
+def test_the_classifier_can_be_replaced_and_removed(name):
+    model, x = build(name), torch.randn(2, 3, 64, 64)
+    model.reset_classifier(11)
+    assert model(x).shape == (2, 11)
+    assert model.get_classifier().out_features == model.num_classes == 11
+    model.reset_classifier(0)
+    assert model(x).shape == (2, model.num_features)
+    assert model.forward_head(model.forward_features(x), pre_logits=True).shape == (2, model.head_hidden_size)
+    model.reset_classifier(0, "")
+    assert model(x).ndim == 3
+
+
+@every_backbone
+def test_state_dict_restores_the_output(name):
+    first, second = build(name), timm.create_model(name).eval()
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(first(x), second(x))
+
+
+@every_backbone
+def test_a_sample_does_not_depend_on_its_batch(name):
+    model, x = build(name), torch.randn(3, 3, 64, 64)
+    x[1] = 1
+    x[2] *= 50
+    together = model(x).detach()
+    alone = torch.cat([model(image[None]).detach() for image in x])
+    torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-4)
+
+
+@every_backbone
+def test_finite_under_bfloat16_autocast(name):
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert build(name)(torch.randn(1, 3, 64, 96)).isfinite().all()
+
+
+@every_micro
+def test_compiles_without_graph_breaks(name):
+    torch.compiler.reset()
+    model, x = build(name), torch.randn(2, 3, 32, 48)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-4)
+    compiled(x).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@every_micro
+def test_gradient_checkpointing_changes_nothing(name):
+    model, x = build(name).train(), torch.randn(2, 3, 32, 32)
+    expected = model(x)
+    model.set_grad_checkpointing()
+    actual = model(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    actual.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@every_micro
+def test_other_channels_devices_and_dtypes(name):
+    model = build(name, in_chans=5, dtype=torch.float64)
+    assert next(model.parameters()).dtype == torch.float64
+    assert model(torch.randn(1, 5, 32, 32, dtype=torch.float64)).shape == (1, 1000)
+    with pytest.raises(ValueError, match=r"images must have shape \[B, 5, H, W\], got \(1, 3, 32, 32\)"):
+        model(torch.randn(1, 3, 32, 32, dtype=torch.float64))
+
+
+@every_micro
+@pytest.mark.parametrize("attention", ["softmax", "inline", "softpp", "linformer", "nystrom", "hydra", "reformer"])
+def test_the_attention_can_be_swapped(name, attention):
+    model = build(name, attention=attention, num_classes=3)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 3)
+
+
+def test_each_stage_may_have_its_own_attention():
+    model = build("softpp_micro", attention=("inline", "inline", "softmax", "linear"))
+    operators = [stage.blocks[0].attn.operator.name for stage in model.stages]
+    assert operators == ["inline", "inline", "softmax", "linear"]
+    with pytest.raises(ValueError, match="one for each of 4 stages"):
+        build("softpp_micro", attention=("inline", "inline"))
+    with pytest.raises(ValueError, match=r"attention must be one of .*; got 'sofpp'; did you mean 'softpp'"):
+        build("softpp_micro", attention="sofpp")
+
+
+@every_micro
+def test_saved_for_the_hub_and_loaded_from_the_directory(name, tmp_path):
+    model, x = build(name, num_classes=4), torch.randn(1, 3, 32, 32)
+    timm.models.save_for_hf(model, str(tmp_path / "model"), safe_serialization=True)
+    again = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
+    torch.testing.assert_close(again(x), model(x))
+
+
+@every_backbone
+def test_optimizer_groups_cover_every_parameter(name):
+    model = timm.create_model(name, device="meta")
+    names = {parameter for parameter, _ in model.named_parameters()}
+    assert model.no_weight_decay() <= names
+    from timm.models import group_parameters
+
+    for coarse in (False, True):
+        groups = group_parameters(model, model.group_matcher(coarse=coarse))
+        assert {parameter for group in groups.values() for parameter in group} == names
+
+
+@every_micro
+def test_another_native_image_size_keeps_the_output(name):
+    model, x = build(name), torch.randn(1, 3, 64, 96)
+    expected = model(x)
+    model.set_input_size((64, 96))
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    assert isinstance(model, Backbone)
+
+
+def test_images_that_are_too_small_are_named():
+    model = build("soft_tiny")
+    with pytest.raises(ValueError, match="images must be at least 29x29 pixels, got 28x64"):
+        model(torch.randn(1, 3, 28, 64))
+
+
+def test_pretrained_weights_that_cannot_be_downloaded_say_where_they_are():
+    with pytest.raises(ValueError, match=r"weights of soft_release_tiny cannot be downloaded directly: get the file"):
+        timm.create_model("soft_release_tiny", pretrained=True)
+
+
+def test_a_pool_needs_its_token():
+    model = build("inline_micro")
+    with pytest.raises(ValueError, match='global_pool="token" needs a class token'):
+        model.reset_classifier(3, "token")
