@@ -177,4 +177,13 @@ def _download(build: Callable[..., nn.Module], variant: str, rules: KeyRules, by
             f"`softline convert FILE DIRECTORY --model {variant}` and timm.create_model('local-dir:DIRECTORY')"
         )
     path = download_cached_file(cfg.url, check_hash=False, cache_dir=kwargs.get("cache_dir"))
-    return rename_keys(load_official(path), rules)
+    state_dict = rename_keys(load_official(path), rules)
+    # the authors publish no hash: a file is what it claims if it fits the published model
+    check_keys(build_model_with_cfg(build, variant, False, **_published(kwargs)), state_dict, variant)
+    return state_dict
+
+
+def _published(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The options of the model as published: only its architecture is kept, and nothing is allocated."""
+    changed = ("num_classes", "in_chans", "features_only", "out_indices", "global_pool", "img_size", "dtype")
+    return {**{key: value for key, value in kwargs.items() if key not in changed}, "device": "meta"}
