@@ -127,17 +127,15 @@ def _add_models(commands: Commands) -> None:
 def _models(options: argparse.Namespace) -> None:
     names = list_models(options.pattern)
     _check_parent(options.json)
-    print(f"{'model':<24}{'image':>6}{'params M':>10}{'GMACs':>8}   top-1 %, ImageNet (reported by the papers,")
-    print(f"{'':<48}   not measured here)")
+    print(f"{'model':<24}{'image':>6}{'params M':>10}{'GMACs':>8}{'top-1 %*':>10}")
     cards = []
     for name in names:
         card = describe(name)
         cards.append(card)
         reported = "-" if card.reported_top1 is None else f"{card.reported_top1:.1f}"
-        print(
-            f"{name:<24}{card.image_size:>6}{card.parameters / 1e6:>10.2f}{card.macs / 1e9:>8.2f}   {reported}",
-            flush=True,
-        )
+        size = f"{card.image_size:>6}{card.parameters / 1e6:>10.2f}{card.macs / 1e9:>8.2f}"
+        print(f"{name:<24}{size}{reported:>10}", flush=True)
+    print("* on ImageNet-1K, as reported by the papers; not measured here")
     if options.json is not None:
         _write(options.json, [card._asdict() for card in cards])
 
