@@ -11,14 +11,21 @@ import timm
 from timm.models import save_for_hf
 from torch import Tensor, nn
 
-from softline.backbones import deit, pvt, soft
+from softline.backbones import cswin, deit, pvt, soft, swin
 from softline.backbones.official import check_keys, key_map, load_official, rename_keys
 from softline.ops.inputs import check_option
 
 __all__ = ["FAMILIES", "Conversion", "convert_official", "from_official", "load_official"]
 
 # each family's file builds its released network and maps its parameter names
-FAMILIES: dict[str, ModuleType] = {"soft": soft, "softpp": soft, "inline_deit": deit, "inline_pvt": pvt}
+FAMILIES: dict[str, ModuleType] = {
+    "soft": soft,
+    "softpp": soft,
+    "inline_deit": deit,
+    "inline_pvt": pvt,
+    "inline_swin": swin,
+    "inline_cswin": cswin,
+}
 
 
 def from_official(family: str, state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> nn.Module:

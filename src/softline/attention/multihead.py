@@ -72,12 +72,8 @@ class MultiHeadAttention(nn.Module):
         context: tokens [B, N, C] that the local term takes instead of x (their mean predicts InLine's kernels).
         """
         x, q, k, v = self._project(x, grid_size, key_mask)
-        if context is not None:
-            if context.shape != x.shape:
-                raise ValueError(f"context must have the shape of x {tuple(x.shape)}, got {tuple(context.shape)}")
-            x = context if key_mask is None else context.masked_fill(~key_mask[..., None], 0)
         attended = self.operator.attention(**self.core(q, k, grid_size, key_mask), v=v, key_mask=key_mask)
-        return self._finish(attended, x, v, grid_size, key_mask)
+        return self._finish(attended, _context(context, x, key_mask), v, grid_size, key_mask)
 
     def weights(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         """The operator's explicit weights [B, heads, N, N]; the local term is not part of them."""
@@ -91,13 +87,21 @@ class MultiHeadAttention(nn.Module):
         _, q, k, _ = self._project(x, grid_size, key_mask)
         return self.operator.factors(**self.core(q, k, grid_size, key_mask), key_mask=key_mask)
 
-    def mix(self, weights: Tensor, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+    def mix(
+        self,
+        weights: Tensor,
+        x: Tensor,
+        grid_size: GridSize,
+        key_mask: Tensor | None = None,
+        *,
+        context: Tensor | None = None,
+    ) -> Tensor:
         """The output [B, N, C] that given weights [B, heads, N, N] produce."""
         x, _, _, v = self._project(x, grid_size, key_mask)
         # as many heads as the weights have: Hydra's are the channels
         heads = v.transpose(2, 3).flatten(1, 2).unflatten(1, (weights.shape[1], -1)).mT
         attended = (widen(weights) @ widen(heads)).mT.flatten(1, 2).unflatten(1, (self.num_heads, -1)).mT
-        return self._finish(narrow(attended, v.dtype), x, v, grid_size, key_mask)
+        return self._finish(narrow(attended, v.dtype), _context(context, x, key_mask), v, grid_size, key_mask)
 
     def _project(
         self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None
@@ -123,3 +127,12 @@ class MultiHeadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.operator.name}, num_heads={self.num_heads}"
+
+
+def _context(context: Tensor | None, x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """The tokens [B, N, C] that a local term sees: x unless others are given."""
+    if context is None:
+        return x
+    if context.shape != x.shape:
+        raise ValueError(f"context must have the shape of x {tuple(x.shape)}, got {tuple(context.shape)}")
+    return context if key_mask is None else context.masked_fill(~key_mask[..., None], 0)

@@ -1,7 +1,7 @@
 """Backbones, registered with timm when imported: one file for each family."""
 
-from softline.backbones import deit, pvt, soft
+from softline.backbones import cswin, deit, pvt, soft, swin
 
-MODEL_NAMES = tuple(sorted(name for family in (deit, pvt, soft) for name in family.default_cfgs))
+MODEL_NAMES = tuple(sorted(name for family in (cswin, deit, pvt, soft, swin) for name in family.default_cfgs))
 
 __all__ = ["MODEL_NAMES"]

@@ -1,5 +1,6 @@
 """What all backbones share: a sequence of stages, a head, and timm's contract."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast, get_args
 
@@ -262,6 +263,30 @@ def per_stage(attention: AttentionChoice, count: int) -> list[str]:
     return names
 
 
+def block_attentions(attention: AttentionChoice, stage_types: str, depths: Sequence[int]) -> list[list[str]]:
+    """The attention of every block, by stage.
+
+    attention: one name, for the blocks that ``stage_types`` does not give to softmax; or one for each stage, which
+        decides alone.
+    stage_types: the release's notation, for each stage I (the attention), S (softmax) or M and a number k (softmax
+        after the first k blocks); the number may also stand at the end: "IIM2S" and "IIMS2" are the same.
+    """
+    if not isinstance(attention, str):
+        return [[name] * depth for name, depth in zip(per_stage(attention, len(depths)), depths, strict=True)]
+    found = re.fullmatch(r"(?P<types>(?:I|S|M\d*)+)(?:(?:, ?M=)?(?P<blocks>\d+))?", stage_types)
+    types = re.findall(r"I|S|M\d*", found["types"]) if found else []
+    if found is None or len(types) != len(depths) or ("M" in types and found["blocks"] is None):
+        raise ValueError(
+            f"stage_types must have I, S or M with its number of blocks for each of {len(depths)} stages "
+            f'(such as "IIM2S"), got {stage_types!r}'
+        )
+    names = []
+    for kind, depth, name in zip(types, depths, per_stage(attention, len(depths)), strict=True):
+        count = int(kind[1:] or found["blocks"]) if kind[0] == "M" else {"I": depth, "S": 0}[kind]
+        names.append([name if block < count else "softmax" for block in range(depth)])
+    return names
+
+
 def grid_of(img_size: int | GridSize, reduction: int) -> GridSize:
     """Grid of an image at a stage: pixels / reduction, rounded up."""
     height, width = as_pair("img_size", img_size)
@@ -290,6 +315,12 @@ def imagenet_cfg(**changes: Any) -> dict[str, Any]:
         "classifier": "head",
         **changes,
     }
+
+
+def inline_cfg(**changes: Any) -> dict[str, Any]:
+    """That of an InLine model: the authors resize to a square, whatever the image's shape, and take the centre."""
+    usual = {"crop_pct": 0.875, "crop_mode": "squash", "first_conv": "stages.0.embed.proj"}
+    return imagenet_cfg(**{**usual, **changes})
 
 
 def build_on(device: Any, dtype: Any, build: Callable[[], Backbone]) -> Backbone:

@@ -26,7 +26,7 @@ from softline.backbones.backbone import (
     build_on,
     drop_path_rates,
     grid_of,
-    imagenet_cfg,
+    inline_cfg,
     least_image,
     per_stage,
 )
@@ -100,20 +100,14 @@ def deit_backbone(
     return build_on(device, dtype, build)
 
 
-def _cfg(**changes: Any) -> dict[str, Any]:
-    # the authors resize to a square, whatever the image's shape, before they take the centre
-    return imagenet_cfg(
-        **{"pool_size": None, "crop_pct": 0.875, "crop_mode": "squash", "first_conv": "stages.0.embed.proj", **changes}
-    )
-
-
 default_cfgs = generate_default_cfgs(
     {
-        "inline_deit_tiny": _cfg(url=inline_link("inline_deit_tiny", "1d6b8191ad6d4114b291")),
-        "inline_deit_small": _cfg(
-            url=inline_link("inline_deit_small", "2f3898b07e9247f3beb3"), input_size=(3, 288, 288)
-        ),
-        "inline_deit_base": _cfg(url=inline_link("inline_deit_base", "10bdd726d4b0435eb34e"), input_size=(3, 448, 448)),
+        name: inline_cfg(url=inline_link(name, file), input_size=(3, size, size), pool_size=None)
+        for name, size, file in (
+            ("inline_deit_tiny", 224, "1d6b8191ad6d4114b291"),
+            ("inline_deit_small", 288, "2f3898b07e9247f3beb3"),
+            ("inline_deit_base", 448, "10bdd726d4b0435eb34e"),
+        )
     }
 )
 

@@ -31,7 +31,7 @@ from softline.backbones.backbone import (
     build_on,
     drop_path_rates,
     grid_of,
-    imagenet_cfg,
+    inline_cfg,
     least_image,
     per_stage,
 )
@@ -207,18 +207,13 @@ def pvt_backbone(
     return build_on(device, dtype, build)
 
 
-def _cfg(**changes: Any) -> dict[str, Any]:
-    # the authors resize to a square, whatever the image's shape, before they take the centre
-    return imagenet_cfg(**{"crop_pct": 0.875, "crop_mode": "squash", "first_conv": "stages.0.embed.proj", **changes})
-
-
 default_cfgs = generate_default_cfgs(
     {
-        "inline_pvt_tiny": _cfg(url=inline_link("inline_pvt_tiny", "90ac52b1555b401eb5e6")),
-        "inline_pvt_small": _cfg(url=inline_link("inline_pvt_small", "1ab953b2479d433080a3")),
-        "inline_pvt_medium": _cfg(url=inline_link("inline_pvt_medium", "a72aec31e6084bc0a280")),
-        "inline_pvt_large": _cfg(url=inline_link("inline_pvt_large", "efd91318ba964f01b288")),
-        "inline_micro": _cfg(input_size=(3, 32, 32), pool_size=(1, 1)),
+        "inline_pvt_tiny": inline_cfg(url=inline_link("inline_pvt_tiny", "90ac52b1555b401eb5e6")),
+        "inline_pvt_small": inline_cfg(url=inline_link("inline_pvt_small", "1ab953b2479d433080a3")),
+        "inline_pvt_medium": inline_cfg(url=inline_link("inline_pvt_medium", "a72aec31e6084bc0a280")),
+        "inline_pvt_large": inline_cfg(url=inline_link("inline_pvt_large", "efd91318ba964f01b288")),
+        "inline_micro": inline_cfg(input_size=(3, 32, 32), pool_size=(1, 1)),
     }
 )
 

@@ -7,7 +7,10 @@ from softline.layers.grid import GridSize
 
 
 class PreNormBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), with stochastic depth."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), with stochastic depth.
+
+    pass_context: give the attention x before its norm too, for the local kernels that are predicted from it.
+    """
 
     def __init__(
         self,
@@ -17,8 +20,10 @@ class PreNormBlock(nn.Module):
         mlp_ratio: float = 4.0,
         drop_path: float = 0.0,
         norm_eps: float = 1e-6,
+        pass_context: bool = False,
     ) -> None:
         super().__init__()
+        self.pass_context = pass_context
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
         self.attn = attention
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
@@ -26,7 +31,8 @@ class PreNormBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x), grid_size))
+        context = {"context": x} if self.pass_context else {}
+        x = x + self.drop_path(self.attn(self.norm1(x), grid_size, **context))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 

@@ -9,6 +9,16 @@ from torch import Tensor, nn
 from softline.layers.grid import GridSize
 
 
+def pad_to_whole(maps: Tensor, patch: int) -> Tensor:
+    """Zeros at the bottom and the right, so that maps [B, C, H, W] divide into patches."""
+    height, width = maps.shape[-2:]
+    if height % patch == 0 and width % patch == 0:
+        return maps
+    # torch.compile cannot trace the remainder of a negative size: not -width % patch
+    below, right = ((side + patch - 1) // patch * patch - side for side in (height, width))
+    return F.pad(maps, (0, right, 0, below))
+
+
 class PatchEmbed(nn.Module):
     """One convolution: maps [B, C, H, W] -> tokens [B, N, dim] and their grid.
 
@@ -32,9 +42,7 @@ class PatchEmbed(nn.Module):
         self.whole_patches = kernel_size if stride == kernel_size and padding == 0 else 1
 
     def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
-        height, width = maps.shape[-2:]
-        if self.whole_patches > 1:
-            maps = F.pad(maps, (0, -width % self.whole_patches, 0, -height % self.whole_patches))
+        maps = pad_to_whole(maps, self.whole_patches)
         maps = self.proj(maps)
         return self.norm(maps.flatten(2).mT), (maps.shape[2], maps.shape[3])
 
@@ -62,9 +70,7 @@ class ConvEmbed(nn.Module):
         self.whole_patches = 1 if overlap else strides[0]
 
     def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
-        height, width = maps.shape[-2:]
-        if self.whole_patches > 1:
-            maps = F.pad(maps, (0, -width % self.whole_patches, 0, -height % self.whole_patches))
+        maps = pad_to_whole(maps, self.whole_patches)
         maps = self.layers(maps)
         return maps.flatten(2).mT, (maps.shape[2], maps.shape[3])
 

@@ -1,0 +1,250 @@
+"""InLine-CSwin backbones: Bridging the Divide (https://arxiv.org/abs/2412.06590) on CSWin (https://arxiv.org/abs/2107.00652).
+
+Overlapping convolutions between stages, pre-norm blocks, mean pooling. Softmax blocks attend inside vertical strips of
+the map with half of the heads and inside horizontal ones with the other half; InLine blocks on the whole map. Both add
+LePE, a depthwise convolution of the values; InLine also its local residual, whose kernels are predicted from the mean
+of the block's input before its norm.
+
+Deviations from the release:
+- Strips do not depend on ``img_size``, and neither do the parameters; maps of any size are padded to whole strips, and
+  the padding is masked.
+- InLine blocks attend on the whole map at any image size; the release works only where its split is the map.
+- Attentions other than InLine and softmax come without LePE.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from softline import ops
+from softline.attention.multihead import MultiHeadAttention
+from softline.backbones.backbone import (
+    AttentionChoice,
+    Backbone,
+    Stage,
+    block_attentions,
+    build_attention,
+    build_on,
+    drop_path_rates,
+    grid_of,
+    inline_cfg,
+)
+from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
+from softline.layers.blocks import PreNormBlock
+from softline.layers.embed import PatchEmbed
+from softline.layers.grid import GridSize
+from softline.layers.local import LocalSum, ValueConv
+from softline.layers.windows import Windows
+
+NORM_EPS = 1e-5
+
+
+class StripAttention(nn.Module):
+    """CSWin's: softmax attention and LePE inside vertical strips (first half of the heads) and horizontal ones.
+
+    strip: width of the strips; None attends on the whole map with all heads.
+    """
+
+    def __init__(self, dim: int, num_heads: int, strip: int | None) -> None:
+        super().__init__()
+        branches = 1 if strip is None else 2
+        if dim % num_heads or num_heads % branches:
+            raise ValueError(
+                f"dim ({dim}) must be divisible by num_heads ({num_heads}), and num_heads by its {branches} branches"
+            )
+        self.strip = strip
+        self.num_heads = num_heads // branches
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.local = nn.ModuleList(_lepe(self.num_heads, dim // num_heads) for _ in range(branches))
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
+        """[B, N, C] -> [B, N, C]."""
+        height, width = grid_size
+        windows = [grid_size] if self.strip is None else [(height, self.strip), (self.strip, width)]
+        parts = self.qkv(x).unflatten(-1, (3, len(windows), -1)).unbind(3)  # for each branch [B, N, 3, H D]
+        attended = [
+            self._attend(part.flatten(2), Windows(grid_size, window_size), local)
+            for part, window_size, local in zip(parts, windows, self.local, strict=True)
+        ]
+        return self.proj(torch.cat(attended, dim=-1))
+
+    def _attend(self, qkv: Tensor, windows: Windows, local: nn.Module) -> Tensor:
+        """Queries, keys and values [B, N, 3 H D] of a branch -> [B, N, H D]."""
+        heads = windows.split(qkv).unflatten(-1, (3, self.num_heads, -1))  # [B windows, n, 3, H, D]
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        key_mask = windows.key_mask(qkv.shape[0], qkv.device)
+        out = ops.softmax_attention(q, k, v, key_mask=key_mask) + local(qkv, v, windows.window_size, key_mask)
+        return windows.join(out.transpose(1, 2).flatten(2))
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads} in each branch, strip={self.strip}"
+
+
+def cswin_backbone(
+    *,
+    embed_dim: int = 64,
+    depths: Sequence[int] = (2, 4, 18, 1),
+    num_heads: Sequence[int] = (2, 4, 8, 16),
+    strips: Sequence[int | None] = (1, 2, 7, None),
+    attention: AttentionChoice = "inline",
+    stage_types: str = "IISS",
+    mlp_ratio: float = 4.0,
+    attention_options: dict[str, Any] | None = None,
+    img_size: int | GridSize = 224,
+    in_chans: int = 3,
+    num_classes: int = 1000,
+    global_pool: Literal["avg", ""] = "avg",
+    drop_rate: float = 0.0,
+    drop_path_rate: float = 0.0,
+    device: Any = None,
+    dtype: Any = None,
+) -> Backbone:
+    """A CSWin pyramid of any number of stages.
+
+    embed_dim: channels of the first stage; each stage has twice those of the one before.
+    strips: width of the strips of softmax blocks in each stage; None attends on the whole map.
+    attention: for the blocks that ``stage_types`` leaves to it, or one name for each stage and all its blocks.
+    stage_types: see `softline.backbones.backbone.block_attentions`.
+    attention_options: further options of the attention in the blocks that do not have softmax.
+    """
+    names = block_attentions(attention, stage_types, depths)
+    rates = drop_path_rates(drop_path_rate, depths)
+    strides = [4 * 2**index for index in range(len(depths))]
+
+    def block(index: int, name: str, rate: float) -> nn.Module:
+        dim, heads = embed_dim * 2**index, num_heads[index]
+        if name == "softmax":
+            strip = StripAttention(dim, heads, strips[index])
+            return PreNormBlock(dim, strip, mlp_ratio=mlp_ratio, drop_path=rate, norm_eps=NORM_EPS)
+        height, width = grid_of(img_size, strides[index])
+        # as many landmarks as the last stage has tokens
+        offers = {"ratio": strides[-1] // strides[index], "max_tokens": height * width}
+        attend = build_attention(name, dim, heads, offers=offers, **attention_options or {})
+        if name == "inline":
+            attend = _with_lepe(attend)
+        context = name == "inline"
+        return PreNormBlock(dim, attend, mlp_ratio=mlp_ratio, drop_path=rate, norm_eps=NORM_EPS, pass_context=context)
+
+    def stage(index: int) -> Stage:
+        dim = embed_dim * 2**index
+        blocks = [block(index, name, rate) for name, rate in zip(names[index], rates[index], strict=True)]
+        embed = PatchEmbed(dim // 2, dim, **_MERGE) if index else PatchEmbed(in_chans, dim, **_STEM)
+        return Stage(blocks, dim, reduction=strides[index], embed=embed)
+
+    def build() -> Backbone:
+        return Backbone(
+            [stage(index) for index in range(len(depths))],
+            norm=nn.LayerNorm(embed_dim * 2 ** (len(depths) - 1), eps=NORM_EPS),
+            num_classes=num_classes,
+            in_chans=in_chans,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            img_size=img_size,
+            min_size=strides[-1],
+        )
+
+    return build_on(device, dtype, build)
+
+
+def _lepe(num_heads: int, head_dim: int) -> ValueConv:
+    return ValueConv(num_heads, head_dim, 3, shared="none")
+
+
+def _with_lepe(attention: nn.Module) -> MultiHeadAttention:
+    """Add LePE to the attention's local terms."""
+    assert isinstance(attention, MultiHeadAttention), "InLine is one"
+    lepe = _lepe(attention.num_heads, attention.dim // attention.num_heads)
+    attention.local = LocalSum([lepe] if attention.local is None else [lepe, attention.local])
+    return attention
+
+
+_STEM: dict[str, Any] = {"kernel_size": 7, "stride": 4, "padding": 2, "norm_layer": nn.LayerNorm}
+_MERGE: dict[str, Any] = {"kernel_size": 3, "stride": 2, "padding": 1, "norm_layer": nn.LayerNorm}
+_BASE: dict[str, Any] = {"embed_dim": 96, "depths": (3, 6, 29, 2), "num_heads": (4, 8, 16, 32)}
+
+default_cfgs = generate_default_cfgs(
+    {
+        "inline_cswin_tiny": inline_cfg(url=inline_link("inline_cswin_tiny", "49fa2ecc543647c4b970")),
+        "inline_cswin_small": inline_cfg(url=inline_link("inline_cswin_small", "59f4e65f776f4052b93c")),
+        "inline_cswin_base": inline_cfg(url=inline_link("inline_cswin_base", "91e17121df284ae38521")),
+        "inline_cswin_base_384": inline_cfg(input_size=(3, 384, 384), pool_size=(12, 12)),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> Backbone:
+    return create_backbone(cswin_backbone, variant, pretrained, rules=RELEASE_KEYS, by_hand=INLINE_RELEASE, **kwargs)
+
+
+@register_model
+def inline_cswin_tiny(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-CSwin-T, 21 M parameters."""
+    args: dict[str, Any] = {}
+    return _create("inline_cswin_tiny", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def inline_cswin_small(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-CSwin-S, 33 M parameters."""
+    args: dict[str, Any] = {"depths": (3, 6, 29, 2)}
+    return _create("inline_cswin_small", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def inline_cswin_base(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-CSwin-B, 73 M parameters."""
+    args: dict[str, Any] = {**_BASE}
+    return _create("inline_cswin_base", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def inline_cswin_base_384(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-CSwin-B with wider strips, for images of 384 x 384."""
+    args: dict[str, Any] = {**_BASE, "strips": (1, 2, 12, None), "img_size": 384}
+    return _create("inline_cswin_base_384", pretrained, **{**args, **kwargs})
+
+
+def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
+    """The network that the released code builds from its constructor arguments."""
+    depths, img_size = config["depth"], config["img_size"]
+    sides = [min(grid_of(img_size, 4 * 2**index)) for index in range(len(depths))]
+    names = block_attentions("inline", config["attn_type"], depths)
+    splits = [int(split) for split in config["la_split_size"].split("-")]
+    for split, side, stage in zip(splits, sides, names, strict=True):
+        if "inline" in stage and split != side:
+            raise ValueError(
+                f"la_split_size must be the map size in InLine stages ({'-'.join(map(str, sides))} for images of "
+                f"{img_size}; the release works only so), got {config['la_split_size']!r}"
+            )
+    whole = [split == side for split, side in zip(config["split_size"], sides, strict=True)]
+    return cswin_backbone(
+        embed_dim=config["embed_dim"],
+        depths=depths,
+        num_heads=config["num_heads"],
+        strips=[
+            None if one or index == len(depths) - 1 else split
+            for index, (one, split) in enumerate(zip(whole, config["split_size"], strict=True))
+        ],
+        stage_types=config["attn_type"],
+        img_size=img_size,
+        num_classes=config.get("num_classes", 1000),
+        in_chans=config.get("in_chans", 3),
+    )
+
+
+# from the release's parameter names to ours, applied in order
+RELEASE_KEYS: KeyRules = [
+    (r"^stage1_conv_embed\.0\.", r"stages.0.embed.proj."),
+    (r"^stage1_conv_embed\.2\.", r"stages.0.embed.norm."),
+    (r"^merge(?P<index>\d)\.conv\.", r"stages.{index}.embed.proj."),
+    (r"^merge(?P<index>\d)\.norm\.", r"stages.{index}.embed.norm."),
+    (r"^stage(?P<stage>\d)\.(?P<block>\d+)\.", r"stages.{stage}.blocks.{block}."),
+    (r"(?P<block>\.blocks\.\d+)\.(?P<layer>qkv|proj)\.", r"{block}.attn.{layer}."),
+    (r"\.attns\.(?P<branch>\d)\.get_v\.", r".attn.local.{branch}.conv."),
+    (r"\.attns\.0\.residual\.0\.", r".attn.local.1.hidden."),
+    (r"\.attns\.0\.residual\.2\.", r".attn.local.1.kernel."),
+]

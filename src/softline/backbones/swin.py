@@ -1,0 +1,259 @@
+"""InLine-Swin backbones: Bridging the Divide (https://arxiv.org/abs/2412.06590) on Swin (https://arxiv.org/abs/2103.14030).
+
+Patches of 4 x 4, patch merging between stages, pre-norm blocks, mean pooling. Softmax blocks attend inside Swin's
+shifted windows with a relative position bias; InLine blocks inside windows so large that at the usual image size they
+are the whole map, without a position bias.
+
+Deviations from the release:
+- Windows do not depend on ``img_size``, and neither do the parameters; maps of any size are padded to whole windows,
+  and the padding is masked. A map that is one window along one axis only is shifted along the other.
+- As in the release, linear blocks with several windows shift them and let the sides of the map that meet see each
+  other; softmax blocks do not.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from softline.backbones.backbone import (
+    AttentionChoice,
+    Backbone,
+    Stage,
+    block_attentions,
+    build_attention,
+    build_on,
+    drop_path_rates,
+    grid_of,
+    inline_cfg,
+)
+from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
+from softline.layers.blocks import PreNormBlock
+from softline.layers.embed import PatchEmbed
+from softline.layers.grid import GridSize, as_pair
+from softline.layers.windows import WindowedAttention
+
+NORM_EPS = 1e-5
+
+
+class PatchMerging(nn.Module):
+    """Swin's: 2 x 2 tokens side by side, LayerNorm, Linear: maps [B, C, H, W] -> tokens [B, N, dim] and their grid.
+
+    Maps of odd size are zero-padded at the bottom and the right.
+    """
+
+    def __init__(self, in_dim: int, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * in_dim, eps=NORM_EPS)
+        self.reduction = nn.Linear(4 * in_dim, dim, bias=False)
+
+    def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
+        height, width = maps.shape[-2:]
+        if height % 2 or width % 2:
+            maps = F.pad(maps, (0, width % 2, 0, height % 2))
+        patches = maps.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # [B, C, H/2, row, W/2, column]
+        # Swin's order: down the first column, then down the second
+        merged = patches.permute(0, 2, 4, 5, 3, 1).flatten(3)  # [B, H/2, W/2, 4 C]
+        return self.reduction(self.norm(merged.flatten(1, 2))), (merged.shape[1], merged.shape[2])
+
+
+class PositionBiasAttention(nn.Module):
+    """Softmax attention inside windows, with a learned bias for each head and each offset of two tokens.
+
+    window_size: side of the largest window; smaller ones use the offsets that they have.
+    """
+
+    def __init__(self, dim: int, num_heads: int, window_size: int) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"dim ({dim}) must be divisible by num_heads ({num_heads})")
+        self.num_heads = num_heads
+        self.window_size = window_size
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.position_bias = nn.Parameter(torch.empty((2 * window_size - 1) ** 2, num_heads))
+        nn.init.trunc_normal_(self.position_bias, std=0.02)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, grid_size: GridSize, pair_mask: Tensor | None = None) -> Tensor:
+        """Windows [B * windows, N, C] -> the same; pair_mask: bool [windows, N, N], True = sees."""
+        bias = self.bias(grid_size)[None]  # [1, H, N, N]
+        if pair_mask is not None:
+            bias = torch.where(pair_mask[:, None], bias, -torch.inf)  # [windows, H, N, N]
+        parts = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # [3, B windows, H, N, D]
+        # windows beside heads, so that the bias is not repeated for every sample
+        q, k, v = parts.unflatten(1, (-1, bias.shape[0])).flatten(2, 3).unbind(0)  # [B, windows H, N, D]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.flatten(0, 1)[None].to(q.dtype))
+        out = out.unflatten(1, (-1, self.num_heads)).flatten(0, 1)  # [B windows, H, N, D]
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+    def bias(self, grid_size: GridSize) -> Tensor:
+        """The bias of all pairs of a window [H, N, N]."""
+        rows, columns = (self._offsets(side) for side in grid_size)
+        index = rows[:, None, :, None] * (2 * self.window_size - 1) + columns[None, :, None, :]
+        return self.position_bias[index.flatten(2).flatten(0, 1)].permute(2, 0, 1)
+
+    def _offsets(self, side: int) -> Tensor:
+        """Offsets of all pairs along an axis [side, side], counted from the most negative one in the table."""
+        place = torch.arange(side, device=self.position_bias.device)
+        return place[:, None] - place + self.window_size - 1
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, window_size={self.window_size}"
+
+
+def swin_backbone(
+    *,
+    embed_dim: int = 96,
+    depths: Sequence[int] = (2, 2, 6, 2),
+    num_heads: Sequence[int] = (3, 6, 12, 24),
+    window_size: int = 56,
+    softmax_windows: int | Sequence[int] | None = None,
+    attention: AttentionChoice = "inline",
+    stage_types: str = "IIIS",
+    mlp_ratio: float = 4.0,
+    attention_options: dict[str, Any] | None = None,
+    img_size: int | GridSize = 224,
+    in_chans: int = 3,
+    num_classes: int = 1000,
+    global_pool: Literal["avg", ""] = "avg",
+    drop_rate: float = 0.0,
+    drop_path_rate: float = 0.0,
+    device: Any = None,
+    dtype: Any = None,
+) -> Backbone:
+    """A Swin pyramid of any number of stages.
+
+    embed_dim: channels of the first stage; each stage has twice those of the one before.
+    window_size: side of the windows of blocks that do not have softmax.
+    softmax_windows: side of the windows of softmax blocks, or one for each stage; max(7, window_size // 8) if None.
+    attention: for the blocks that ``stage_types`` leaves to it, or one name for each stage and all its blocks.
+    stage_types: see `block_attentions`.
+    attention_options: further options of the attention in the blocks that do not have softmax.
+    """
+    names = block_attentions(attention, stage_types, depths)
+    rates = drop_path_rates(drop_path_rate, depths)
+    strides = [4 * 2**index for index in range(len(depths))]
+    small_windows = max(7, window_size // 8) if softmax_windows is None else softmax_windows
+    small = [small_windows] * len(depths) if isinstance(small_windows, int) else list(small_windows)
+
+    def attend(index: int, block: int) -> nn.Module:
+        dim, heads, shifted = embed_dim * 2**index, num_heads[index], block % 2 == 1
+        if names[index][block] == "softmax":
+            biased = PositionBiasAttention(dim, heads, small[index])
+            return WindowedAttention(biased, small[index], shifted=shifted, mask="pairs")
+        # as many landmarks as the last stage has tokens
+        offers = {"ratio": min(strides[-1] // strides[index], window_size), "max_tokens": window_size**2}
+        inner = build_attention(names[index][block], dim, heads, offers=offers, **attention_options or {})
+        return WindowedAttention(inner, window_size, shifted=shifted)
+
+    def stage(index: int) -> Stage:
+        dim = embed_dim * 2**index
+        blocks = [
+            PreNormBlock(dim, attend(index, block), mlp_ratio=mlp_ratio, drop_path=rate, norm_eps=NORM_EPS)
+            for block, rate in enumerate(rates[index])
+        ]
+        embed = PatchMerging(dim // 2, dim) if index else PatchEmbed(in_chans, dim, **_PATCHES)
+        return Stage(blocks, dim, reduction=strides[index], embed=embed)
+
+    def build() -> Backbone:
+        return Backbone(
+            [stage(index) for index in range(len(depths))],
+            norm=nn.LayerNorm(embed_dim * 2 ** (len(depths) - 1), eps=NORM_EPS),
+            num_classes=num_classes,
+            in_chans=in_chans,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            img_size=img_size,
+            min_size=strides[-1],
+        )
+
+    return build_on(device, dtype, build)
+
+
+_PATCHES: dict[str, Any] = {"kernel_size": 4, "stride": 4, "norm_layer": nn.LayerNorm}
+_BASE: dict[str, Any] = {
+    "embed_dim": 128,
+    "depths": (2, 2, 18, 2),
+    "num_heads": (4, 8, 16, 32),
+    "stage_types": "IIM2S",
+}
+
+default_cfgs = generate_default_cfgs(
+    {
+        "inline_swin_tiny": inline_cfg(url=inline_link("inline_swin_tiny", "32810869fcc34410966b")),
+        "inline_swin_small": inline_cfg(url=inline_link("inline_swin_small", "e9657fd247c04c7cb1a1")),
+        "inline_swin_base": inline_cfg(url=inline_link("inline_swin_base", "bf23564bb64c420aafe1")),
+        # tested on the whole image
+        "inline_swin_base_384": inline_cfg(input_size=(3, 384, 384), pool_size=(12, 12), crop_pct=1.0),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> Backbone:
+    return create_backbone(swin_backbone, variant, pretrained, rules=RELEASE_KEYS, by_hand=INLINE_RELEASE, **kwargs)
+
+
+@register_model
+def inline_swin_tiny(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-Swin-T, 29 M parameters."""
+    args: dict[str, Any] = {}
+    return _create("inline_swin_tiny", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def inline_swin_small(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-Swin-S, 50 M parameters."""
+    args: dict[str, Any] = {"depths": (2, 2, 18, 2), "stage_types": "IISS"}
+    return _create("inline_swin_small", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def inline_swin_base(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-Swin-B, 88 M parameters."""
+    args: dict[str, Any] = {**_BASE}
+    return _create("inline_swin_base", pretrained, **{**args, **kwargs})
+
+
+@register_model
+def inline_swin_base_384(pretrained: bool = False, **kwargs: Any) -> Backbone:
+    """InLine-Swin-B with larger windows, for images of 384 x 384."""
+    args: dict[str, Any] = {**_BASE, "window_size": 96, "img_size": 384}
+    return _create("inline_swin_base_384", pretrained, **{**args, **kwargs})
+
+
+def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
+    """The network that the released code builds from its constructor arguments."""
+    depths, window, img_size = config["depths"], config["window_size"], config["img_size"]
+    patch_size = config.get("patch_size", 4)
+    if patch_size != 4:
+        raise ValueError(f"patch_size must be 4, got {patch_size}")
+    sides = [min(grid_of(img_size, 4 * 2**index)) for index in range(len(depths))]
+    return swin_backbone(
+        embed_dim=config["embed_dim"],
+        depths=depths,
+        num_heads=config["num_heads"],
+        window_size=window,
+        # the release's tables of position biases are no larger than the map
+        softmax_windows=[min(side, max(7, window // 8)) for side in sides],
+        stage_types=config["attn_type"],
+        img_size=as_pair("img_size", img_size),
+        num_classes=config.get("num_classes", 1000),
+        in_chans=config.get("in_chans", 3),
+    )
+
+
+# from the release's parameter names to ours, applied in order; masks and indices are computed here
+RELEASE_KEYS: KeyRules = [
+    (r"\.(attn_mask|relative_position_index)$", None),
+    (r"^patch_embed\.", r"stages.0.embed."),
+    # merging ends a stage there and begins the next one here
+    *((rf"^layers\.{index}\.downsample\.", rf"stages.{index + 1}.embed.") for index in range(9)),
+    (r"^layers\.(?P<index>\d+)\.", r"stages.{index}."),
+    (r"\.attn\.", r".attn.attention."),
+    (r"\.residual\.0\.", r".local.hidden."),
+    (r"\.residual\.2\.", r".local.kernel."),
+    (r"\.relative_position_bias_table$", r".position_bias"),
+]

@@ -1,0 +1,119 @@
+"""Windows of a token grid, as Swin cuts them (https://arxiv.org/abs/2103.14030)."""
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softline.layers.grid import GridSize
+from softline.ops.inputs import check_option
+
+WindowMask = Literal["tokens", "pairs"]
+
+
+class Windows:
+    """One grid cut into equal windows, zero-padded at the bottom and the right to whole ones.
+
+    window_size: (rows, columns); an axis of the grid that is not longer is one window of its own length.
+    shift: rows and columns by which the padded grid is rolled up and left before it is cut; 0 along an axis that is one
+        window. Windows at the far side then hold tokens of both sides.
+    """
+
+    def __init__(self, grid_size: GridSize, window_size: GridSize, shift: GridSize = (0, 0)) -> None:
+        rows, columns = (_fit(*axis) for axis in zip(grid_size, window_size, shift, strict=True))
+        self.grid_size = grid_size
+        self.window_size = (rows[0], columns[0])
+        self.padding = (rows[1], columns[1])
+        self.shift = (rows[2], columns[2])
+        self.padded_size = (grid_size[0] + rows[1], grid_size[1] + columns[1])
+
+    def split(self, x: Tensor) -> Tensor:
+        """Tokens [B, H*W, C] -> windows [B * windows, rows*columns, C], those of a sample together."""
+        if self.window_size == self.grid_size:
+            return x
+        maps = x.unflatten(1, self.grid_size)
+        if any(self.padding):
+            maps = F.pad(maps, (0, 0, 0, self.padding[1], 0, self.padding[0]))
+        return self._cut(maps)
+
+    def join(self, windows: Tensor) -> Tensor:
+        """The inverse of `split`, without the padding."""
+        if self.window_size == self.grid_size:
+            return windows
+        counts = (self.padded_size[0] // self.window_size[0], self.padded_size[1] // self.window_size[1])
+        parts = windows.unflatten(0, (-1, *counts)).unflatten(-2, self.window_size)
+        maps = parts.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # [B, padded height, padded width, C]
+        if any(self.shift):
+            maps = maps.roll(self.shift, dims=(1, 2))
+        return maps[:, : self.grid_size[0], : self.grid_size[1]].flatten(1, 2)
+
+    def key_mask(self, batch: int, device: torch.device) -> Tensor | None:
+        """Which tokens of the windows are real: bool [batch * windows, rows*columns]; None if all are."""
+        if not any(self.padding):
+            return None
+        return self._cut(self._real(device)[None, ..., None])[..., 0].repeat(batch, 1)
+
+    def pair_mask(self, device: torch.device) -> Tensor | None:
+        """Which tokens of a window may see each other: bool [windows, rows*columns, rows*columns]; None if all may.
+
+        Those that lie together on the grid, and not on two sides of it; padding sees padding, so that no row is empty.
+        """
+        if not any(self.shift) and not any(self.padding):
+            return None
+        rows, columns = self._places(device)
+        side = (rows < self.shift[0]).int() + 2 * (columns < self.shift[1]).int()
+        side = side.masked_fill(~self._real(device), 4)
+        side = self._cut(side[None, ..., None])[..., 0]  # [windows, rows*columns]
+        return side[:, :, None] == side[:, None, :]
+
+    def _cut(self, maps: Tensor) -> Tensor:
+        """[B, padded height, padded width, C] -> [B * windows, rows*columns, C]."""
+        if any(self.shift):
+            maps = maps.roll((-self.shift[0], -self.shift[1]), dims=(1, 2))
+        parts = maps.unflatten(2, (-1, self.window_size[1])).unflatten(1, (-1, self.window_size[0]))
+        return parts.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+    def _places(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Rows [H, 1] and columns [W] of the padded grid."""
+        height, width = self.padded_size
+        return torch.arange(height, device=device)[:, None], torch.arange(width, device=device)
+
+    def _real(self, device: torch.device) -> Tensor:
+        rows, columns = self._places(device)
+        return (rows < self.grid_size[0]) & (columns < self.grid_size[1])
+
+
+def _fit(side: int, window: int, shift: int) -> tuple[int, int, int]:
+    """Window, padding and shift along an axis."""
+    if side <= window:
+        return side, 0, 0
+    # not -side % window: torch.compile cannot trace a remainder of negative symbols everywhere
+    return window, (side + window - 1) // window * window - side, shift
+
+
+class WindowedAttention(nn.Module):
+    """An attention inside windows: ``(x [B, N, C], grid_size) -> [B, N, C]``.
+
+    attention: module ``(windows [B * windows, n, C], window_size, mask)``.
+    window_size: rows and columns; a map that is not larger is one window.
+    shifted: roll the map by half a window before it is cut, where it has several.
+    mask: "tokens" hides padding by a key mask [B * windows, n]; "pairs" by a mask [windows, n, n] that also separates
+        the two sides of the map which a shift brings together.
+    """
+
+    def __init__(self, attention: nn.Module, window_size: int, *, shifted: bool, mask: WindowMask = "tokens") -> None:
+        super().__init__()
+        check_option("mask", mask, get_args(WindowMask))
+        self.attention = attention
+        self.window_size = window_size
+        self.shift = window_size // 2 if shifted else 0
+        self.mask = mask
+
+    def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
+        windows = Windows(grid_size, (self.window_size, self.window_size), (self.shift, self.shift))
+        mask = windows.key_mask(x.shape[0], x.device) if self.mask == "tokens" else windows.pair_mask(x.device)
+        return windows.join(self.attention(windows.split(x), windows.window_size, mask))
+
+    def extra_repr(self) -> str:
+        return f"window_size={self.window_size}, shift={self.shift}, mask={self.mask}"
