@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from softline import create_attention
+from softline import ATTENTIONS, create_attention, ops
 
 
 def x(tokens: int = 35, dim: int = 32) -> torch.Tensor:
@@ -19,6 +19,61 @@ def test_symmetric_attention_shares_the_query_and_key_projection(name):
     if name == "gaussian":
         weights = shared.weights(x(), (7, 5))
         torch.testing.assert_close(weights, weights.mT)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("soft", {}, {"iterations": 2}),
+        ("soft", {"iterations": 3}, {"iterations": 3, "start": "halving"}),
+        ("soft", {"iterations": 3}, {"iterations": 3, "inverse": "pinv"}),
+        ("soft", {"ridge": 0.1, "iterations": 3}, {"ridge": 0.1, "inverse": "cholesky"}),
+        ("softpp", {}, {"ridge": 0.1}),
+        ("softpp", {}, {"normalize": False}),
+        ("softpp", {}, {"max_landmarks": 3}),
+        ("linear", {}, {"feature_map": "relu"}),
+        ("nystrom", {}, {"iterations": 1}),
+        ("nystrom", {}, {"max_landmarks": 3}),
+        ("reformer", {}, {"bucket_size": 8}),
+        ("focused", {}, {"power": 2.0}),
+    ],
+)
+def test_every_option_reaches_the_operator(name, before, after):
+    """Same weights, another option: another result."""
+    plain, changed = (create_attention(name, 32, 2, **options).eval() for options in (before, after))
+    changed.load_state_dict(plain.state_dict())
+    tokens = 0.3 * x(63)
+    assert not torch.allclose(changed(tokens, (9, 7)), plain(tokens, (9, 7)), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(ATTENTIONS))
+def test_projections_can_do_without_bias(name):
+    assert create_attention(name, 32, 2).qkv.bias is not None
+    assert create_attention(name, 32, 2, qkv_bias=False).qkv.bias is None
+
+
+def test_nystrom_takes_landmarks_of_queries_and_of_keys():
+    module, tokens = create_attention("nystrom", 32, 2).double(), x(49).double()
+    q, k, _ = (p.unflatten(-1, (2, 16)).transpose(1, 2) for p in module.qkv(tokens).split(32, dim=-1))
+    weights = module.weights(tokens, (7, 7))
+    torch.testing.assert_close(weights, ops.nystrom_weights(q, k, q_landmarks=q, k_landmarks=k))
+
+
+def test_linformer_projects_keys_and_values_apart():
+    module, tokens = create_attention("linformer", 32, 2, max_tokens=35), x()
+    before = module(tokens, (7, 5))
+    with torch.no_grad():
+        module.core.value_projection.zero_()
+    torch.testing.assert_close(module(tokens, (7, 5)), module.proj.bias.expand_as(before))
+
+
+def test_the_learned_scale_of_focused_attention_divides_queries_and_keys():
+    module, tokens = create_attention("focused", 32, 2).double(), x().double()
+    with torch.no_grad():
+        module.core.scale.normal_()
+    scale = torch.nn.functional.softplus(module.core.scale)
+    q, k, _ = (p.unflatten(-1, (2, 16)).transpose(1, 2) for p in module.qkv(tokens).split(32, dim=-1))
+    torch.testing.assert_close(module.weights(tokens, (7, 5)), ops.focused_weights(q / scale, k / scale))
 
 
 def test_softmax_takes_the_local_residual_of_inline():

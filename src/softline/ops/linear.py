@@ -88,8 +88,9 @@ def _features(q: Tensor, k: Tensor, feature_map: str, key_mask: Tensor | None) -
     check_option("feature_map", feature_map, FEATURE_MAPS)
     q, k = prepare(q, key_mask), prepare(k, key_mask)
     if feature_map == "exp":
-        # a factor per query and one for all keys cancel in the division; without them exp overflows
+        # exp(q + k) without overflow: each channel's largest key moves to the queries, where a factor per query cancels
+        largest = hide_scores(k.detach().mT, key_mask).amax(-1).unsqueeze(-2)  # [B, H, 1, D]
+        q, k = q + largest, k - largest
         q = q - q.detach().amax(-1, keepdim=True)
-        k = k - hide_scores(k.detach().mT, key_mask).amax((-1, -2), keepdim=True)
     phi = FEATURE_MAPS[feature_map]
     return hide(phi(q), key_mask), hide(phi(k), key_mask)
