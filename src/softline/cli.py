@@ -84,9 +84,11 @@ def _quickstart(options: argparse.Namespace) -> None:
         for row in group:
             _print_row(row, group[0].milliseconds / row.milliseconds)
         rows += group
+        if options.json is not None:
+            # after each size, so that a failure at a larger one loses nothing
+            _write(options.json, {"environment": machine, "rows": [dataclasses.asdict(row) for row in rows]})
     _print_growth(rows)
     if options.json is not None:
-        _write(options.json, {"environment": machine, "rows": [dataclasses.asdict(row) for row in rows]})
         print(f"measurements: {options.json}")
     if options.figure is not None:
         from softline.bench.figure import plot_scaling

@@ -167,6 +167,89 @@ def test_exports_with_dynamic_image_sizes(name):
         torch.testing.assert_close(program.module()(maps), module(maps), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("ratio", [8, 4])
+def test_exports_the_ratios_of_real_models_at_all_sizes(ratio):
+    class OnMaps(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = create_attention("softpp", 32, 2, ratio=ratio)
+
+        def forward(self, maps: torch.Tensor) -> torch.Tensor:
+            return self.attention(maps.flatten(2).mT, (maps.shape[2], maps.shape[3]))
+
+    module, auto = OnMaps().eval(), torch.export.Dim.AUTO
+    program = torch.export.export(module, (torch.randn(1, 32, 67, 75),), dynamic_shapes=({2: auto, 3: auto},))
+    # below, at and above the 7 x 7 landmarks of the paper
+    for size in ((40, 60), (56, 56), (9, 100), (120, 99)):
+        maps = torch.randn(1, 32, *size)
+        torch.testing.assert_close(program.module()(maps), module(maps), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(ATTENTIONS))
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_empty_batch_passes_through(name, masked):
+    mask = torch.ones(0, 35, dtype=torch.bool) if masked else None
+    assert create_attention(name, 32, 2)(torch.randn(0, 35, 32), (7, 5), mask).shape == (0, 35, 32)
+
+
+@pytest.mark.parametrize("name", ["performer", "reformer", "linformer", "focused"])
+def test_what_was_built_on_the_meta_device_can_be_initialised(name):
+    with torch.device("meta"):
+        module = create_attention(name, 32, 2)
+    module = module.to_empty(device="cpu")
+    for part in module.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    assert module.eval()(x(), (7, 5)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("soft", {"ratio": 2.5}),
+        ("soft", {"ratio": "22"}),
+        ("soft", {"ratio": None}),
+        ("soft", {"max_landmarks": True}),
+        ("soft", {"max_landmarks": (7.0, 7.0)}),
+        ("soft", {"iterations": 2.5}),
+        ("soft", {"iterations": True}),
+        ("soft", {"ridge": "0.1"}),
+        ("soft", {"ridge": float("inf")}),
+        ("soft", {"value_conv": 3.0}),
+        ("soft", {"num_prefix_tokens": 1.5}),
+        ("linformer", {"rank": 4.0}),
+        ("reformer", {"bucket_size": 4.5}),
+        ("reformer", {"rounds": 2.0}),
+        ("focused", {"power": "3"}),
+        ("performer", {"seed": "a"}),
+    ],
+)
+def test_options_of_the_wrong_kind_are_named(name, options):
+    (option,) = options
+    with pytest.raises(ValueError, match=option.replace("value_conv", "value convolution")):
+        create_attention(name, 32, 2, **options)
+
+
+@pytest.mark.parametrize("grid_size", [None, 35, "75", (7.0, 5.0), (7, 5, 1)])
+def test_grids_of_the_wrong_kind_are_named(grid_size):
+    with pytest.raises(ValueError, match="grid_size must be"):
+        create_attention("softmax", 32, 2)(x(), grid_size)
+
+
+@pytest.mark.parametrize("wrong", [None, torch.ones(2, 35, 32, dtype=torch.int64), [[1.0]]])
+def test_tokens_of_the_wrong_kind_are_named(wrong):
+    with pytest.raises(ValueError, match="x must be a floating-point tensor"):
+        create_attention("softpp", 32, 2)(wrong, (7, 5))
+
+
+def test_mixing_takes_weights_of_its_own_shape_only():
+    module, tokens = create_attention("inline", 32, 2), x()
+    weights = module.weights(tokens, (7, 5))
+    for wrong in (weights[:1], weights[:, :1], weights[..., :-1], weights.repeat(1, 2, 1, 1)):
+        with pytest.raises(ValueError, match=r"weights must have shape \[B, heads, N, N\] = \(2, 2, 35, 35\)"):
+            module.mix(wrong, tokens, (7, 5))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["soft", "softpp", "inline"])
 def test_inductor_gives_the_same_forward_and_backward(name):

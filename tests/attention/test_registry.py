@@ -57,6 +57,19 @@ def test_other_packages_add_attentions_through_entry_points(tmp_path, monkeypatc
         create_attention("sharp", 32, 2, sharpnes=3.0)
 
 
+def test_a_package_that_takes_a_name_twice_is_named_every_time(tmp_path, monkeypatch):
+    metadata = tmp_path / "clashing-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: clashing\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[softline.attention]\nmine = clashing:soft\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = AttentionRegistry()
+    registry.register("mine")(torch.nn.Identity)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="attention 'mine' of clashing is registered already; rename it"):
+            list(registry)
+
+
 @pytest.mark.parametrize(("dim", "num_heads"), [(30, 4), (32, 0), (0, 1)])
 def test_dim_must_be_divisible_by_heads(dim, num_heads):
     with pytest.raises(ValueError, match=rf"dim \({dim}\) must be divisible by num_heads \({num_heads}\)"):

@@ -89,7 +89,7 @@ def test_bad_options_are_named_when_the_module_is_built():
         create_attention("softpp", 64, 2, iterations=0)
     with pytest.raises(ValueError, match="impl must be one of auto, explicit, linear; got 'cuda'"):
         create_attention("softpp", 64, 2, impl="cuda")
-    with pytest.raises(ValueError, match="kernel must be odd and positive, got 4"):
+    with pytest.raises(ValueError, match="the kernel of the value convolution must be odd, got 4"):
         create_attention("softpp", 64, 2, value_conv=4)
     with pytest.raises(ValueError, match=r"ratio 8x8 must not be larger than the grid \(7x7 tokens\)"):
         create_attention("softpp", 64, 2, ratio=8)(torch.randn(1, 49, 64), (7, 7))

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from softline import ATTENTIONS
 from softline.bench import count_macs, growth_exponent, measure_scaling, peak_bytes
 
 
@@ -36,6 +37,12 @@ def test_scaling_measures_every_attention_at_every_size():
     # projections of queries, keys, values and output, then two products of all pairs
     assert groups[1][0].macs == 4 * 64 * 64 * 64 + 2 * 64 * 64 * 64
     assert all(row.milliseconds > 0 and row.peak_bytes > 0 and row.output_std > 0 for row in groups[1])
+
+
+def test_every_attention_can_be_measured():
+    (rows,) = measure_scaling(list(ATTENTIONS), [32], rounds=1)
+    assert [row.attention for row in rows] == list(ATTENTIONS)
+    assert all(row.macs > 0 for row in rows)
 
 
 def test_images_smaller_than_a_patch_are_refused():

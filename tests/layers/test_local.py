@@ -61,5 +61,5 @@ def test_value_conv_can_share_kernels_among_the_heads():
 
 
 def test_even_kernels_are_refused():
-    with pytest.raises(ValueError, match="kernel must be odd and positive, got 4"):
+    with pytest.raises(ValueError, match="the kernel of the value convolution must be odd, got 4"):
         ValueConv(2, 3, 4)

@@ -123,6 +123,14 @@ def test_identical_landmarks_give_the_pseudo_inverse(start, dtype):
         assert ones.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-25, 1e25])
+def test_any_size_of_numbers_is_inverted(size):
+    result = newton_inverse(size * torch.eye(3))
+    expected = torch.eye(3) / size if size else torch.zeros(3, 3)
+    torch.testing.assert_close(result.inverse, expected)
+    assert result.residual == 0
+
+
 def test_a_matrix_does_not_feel_its_neighbours_in_the_batch():
     mild, harsh = gram(49, 1.0, seed=0), gram(49, 0.05, seed=1)
     together = newton_inverse(torch.stack([mild, harsh])).inverse
@@ -139,7 +147,9 @@ def test_half_precision_is_inverted_in_float32():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match=r"square matrices \[..., m, m\], got \(3, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"square matrices \[..., m, m\] of floating-point numbers, got torch.float32 \(3, 4\)"
+    ):
         newton_inverse(torch.ones(3, 4))
     with pytest.raises(ValueError, match="iterations must be at least 1, got 0"):
         newton_inverse(torch.eye(3), iterations=0)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from softline.ops import newton_inverse, soft_attention, soft_weights
+from softline.ops import newton_inverse, soft_attention, soft_residual, soft_weights
 from tests.support import assert_fast_matches_definition, value_and_gradients
 
 relaxed = settings(deadline=None, max_examples=25)
@@ -153,8 +153,53 @@ def test_bad_input_is_named():
         soft_attention(q, z, v, normalize=True, landmark_mask=torch.ones(2, 30, dtype=torch.bool))
 
 
-def test_the_newton_residual_of_the_landmark_kernel_is_available():
-    z = inputs(1, 12)[1]
+@pytest.mark.parametrize("masked", ["tokens", "landmarks"])
+def test_padding_costs_no_precision_whatever_the_offset_of_the_tokens(masked):
+    q, z, v = ((256 * x).round().float() / 256 + 512 for x in inputs(40, 12))
+    padded = [torch.nn.functional.pad(x, (0, 0, 0, 360)) for x in (q, z, v)]
+    mask = (torch.arange(400) < 40).expand(2, -1)
+    landmark_mask = (torch.arange(372) < 12).expand(2, -1)
+    alone = soft_attention(q, z, v, normalize=True)
+    if masked == "tokens":
+        out = soft_attention(padded[0], z, padded[2], normalize=True, key_mask=mask)[:, :, :40]
+    else:
+        out = soft_attention(q, padded[1], v, normalize=True, landmark_mask=landmark_mask)
+    torch.testing.assert_close(out, alone, rtol=1e-4, atol=1e-4 * float(alone.abs().max()))
+
+
+@pytest.mark.parametrize(("inverse", "ridge"), INVERSES)
+def test_clusters_far_from_each_other_keep_the_kernel_positive(inverse, ridge):
+    """Near and far pairs at once, of large numbers: rounding of distances must not make A indefinite."""
+    z = torch.randn(1, 1, 2, 16).repeat_interleave(12, dim=2) * 1000 + 0.1 * torch.randn(1, 1, 24, 16)
+    q, v = z[:, :, ::2], torch.randn(1, 1, 12, 16)
+    for result in value_and_gradients(
+        lambda *x: soft_attention(*x, normalize=True, inverse=inverse, ridge=ridge), q, z, v
+    ):
+        assert result.isfinite().all()
+
+
+def test_per_sample_gradients_by_vmap():
+    q, z, v = inputs(20, 6)
+
+    def loss(q, z, v):
+        return soft_attention(q[None], z[None], v[None], normalize=True).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss))(q, z, v)
+    for sample in range(2):
+        alone = torch.func.grad(loss)(q[sample], z[sample], v[sample])
+        torch.testing.assert_close(together[sample], alone)
+
+
+def test_the_residual_of_a_layers_own_kernel_is_available():
+    z = 0.3 * inputs(1, 30)[1]
+    residual = soft_residual(z, iterations=8)
     A = torch.exp(-0.25 / 2 * torch.cdist(z, z).square())
-    assert newton_inverse(A).residual.shape == (2, 2)
-    assert (newton_inverse(A).residual < 1e-10).all()
+    torch.testing.assert_close(residual, newton_inverse(A, iterations=8).residual, rtol=1e-6, atol=1e-9)
+    assert residual.shape == (2, 2)
+
+
+@pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf"), "1"])
+def test_bad_scales_are_named(scale):
+    q, z, v = inputs(30, 12)
+    with pytest.raises(ValueError, match="scale must be"):
+        soft_attention(q, z, v, normalize=True, scale=scale)

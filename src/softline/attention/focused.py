@@ -14,7 +14,7 @@ from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
 from softline.layers.grid import GridSize
 from softline.layers.local import ValueConv
-from softline.ops.inputs import check_at_least
+from softline.ops.inputs import check_number
 
 
 class FocusedCore(nn.Module):
@@ -22,9 +22,13 @@ class FocusedCore(nn.Module):
 
     def __init__(self, num_heads: int, head_dim: int, power: float) -> None:
         super().__init__()
-        check_at_least("power", power, 1)
+        check_number("power", power, 1)
         self.power = power
-        self.scale = nn.Parameter(torch.zeros(num_heads, 1, head_dim))
+        self.scale = nn.Parameter(torch.empty(num_heads, 1, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.scale)
 
     def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
         # softplus is positive: dividing before the operator's relu is dividing after it, but for the operator's 1e-6

@@ -50,7 +50,8 @@ def inline(
 ) -> MultiHeadAttention:
     """InLine attention with its local residual.
 
-    feature_map: phi of queries and keys: "identity" (the paper's default), "relu", "leaky_relu", or "exp" (exp(0.2 x)).
+    feature_map: phi of queries and keys: "identity" (the paper's default), "relu", "leaky_relu", or "exp" (exp(0.2 x),
+        which is not normalised: queries or keys of some hundreds are beyond float32).
     local_residual: add the 3x3 depthwise convolution of the values whose kernels are predicted from the mean token.
     impl: see `softline.ops.inline_attention`.
     """

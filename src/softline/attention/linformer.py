@@ -9,7 +9,7 @@ from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
 from softline.layers.grid import GridSize
-from softline.ops.inputs import check_at_least
+from softline.ops.inputs import check_integer
 
 
 class LinformerCore(nn.Module):
@@ -17,12 +17,16 @@ class LinformerCore(nn.Module):
 
     def __init__(self, rank: int, max_tokens: int) -> None:
         super().__init__()
-        check_at_least("rank", rank, 1)
-        check_at_least("max_tokens", max_tokens, 1)
+        check_integer("rank", rank, 1)
+        check_integer("max_tokens", max_tokens, 1)
         self.key_projection = nn.Parameter(torch.empty(rank, max_tokens))
         self.value_projection = nn.Parameter(torch.empty(rank, max_tokens))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
         for projection in (self.key_projection, self.value_projection):
-            nn.init.normal_(projection, std=rank**-0.5)
+            # sums of as many tokens as there may be keep the size of one
+            nn.init.normal_(projection, std=projection.shape[1] ** -0.5)
 
     def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
         projections = {"key_projection": self.key_projection, "value_projection": self.value_projection}

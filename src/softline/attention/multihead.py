@@ -98,6 +98,12 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """The output [B, N, C] that given weights [B, heads, N, N] produce."""
         x, _, _, v = self._project(x, grid_size, key_mask)
+        expected = (x.shape[0], weights.shape[1], x.shape[1], x.shape[1])
+        if weights.shape != expected or weights.shape[1] not in (self.num_heads, self.dim):
+            raise ValueError(
+                f"weights must have shape [B, heads, N, N] = {(expected[0], self.num_heads, *expected[2:])}, "
+                f"got {tuple(weights.shape)}"
+            )
         # as many heads as the weights have: Hydra's are the channels
         heads = v.transpose(2, 3).flatten(1, 2).unflatten(1, (weights.shape[1], -1)).mT
         attended = (widen(weights) @ widen(heads)).mT.flatten(1, 2).unflatten(1, (self.num_heads, -1)).mT
@@ -107,13 +113,18 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Checked and masked input [B, N, C], and queries, keys and values [B, H, N, D]."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise ValueError(f"x must be a floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise ValueError(f"x must have shape [B, N, {self.dim}], got {tuple(x.shape)}")
         check_grid(x.shape[1], grid_size, self.num_prefix_tokens)
         check_mask("key_mask", key_mask, x.shape[0], x.shape[1], x.device)
         if key_mask is not None:
             x = x.masked_fill(~key_mask[..., None], 0)
-        parts = self.qkv(x).unflatten(-1, (-1, self.num_heads, self.dim // self.num_heads))  # [B, N, 2 or 3, H, D]
+        parts = self.qkv(x)
+        parts = saturate(parts, parts.dtype).unflatten(
+            -1, (-1, self.num_heads, self.dim // self.num_heads)
+        )  # [B, N, 2 or 3, H, D]
         q, *k, v = (hide(part, key_mask) for part in parts.permute(2, 0, 3, 1, 4).unbind(0))
         return x, q, k[0] if k else q, v
 

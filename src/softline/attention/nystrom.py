@@ -10,7 +10,7 @@ from softline.attention.registry import ATTENTIONS
 from softline.layers.grid import GridSize
 from softline.layers.landmarks import create_landmarks
 from softline.layers.local import ValueConv
-from softline.ops.inputs import check_at_least
+from softline.ops.inputs import check_integer
 
 
 class NystromCore(nn.Module):
@@ -18,7 +18,7 @@ class NystromCore(nn.Module):
 
     def __init__(self, landmarks: nn.Module, iterations: int, num_prefix_tokens: int) -> None:
         super().__init__()
-        check_at_least("iterations", iterations, 1)
+        check_integer("iterations", iterations, 1)
         self.landmarks = landmarks
         self.iterations = iterations
         self.num_prefix_tokens = num_prefix_tokens

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from softline import ops
@@ -17,11 +18,16 @@ class PerformerCore(nn.Module):
 
     def __init__(self, head_dim: int, num_features: int, seed: int | None) -> None:
         super().__init__()
-        self.register_buffer("features", ops.performer_features(num_features, head_dim, seed=seed))
+        self.seed = seed
+        features = ops.performer_features(num_features, head_dim, seed=seed)
+        self.register_buffer("features", features.to(torch.get_default_device()))
 
     def redraw(self, seed: int | None = None) -> None:
         """Draw new random features; ``seed=None`` draws from torch's global generator."""
         self.features.copy_(ops.performer_features(*self.features.shape, seed=seed))
+
+    def reset_parameters(self) -> None:
+        self.redraw(self.seed)
 
     def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
         return {"q": q, "k": k, "features": self.features}

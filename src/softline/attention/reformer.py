@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
 from softline.layers.grid import GridSize
-from softline.ops.inputs import check_at_least
+from softline.ops.inputs import check_integer
 
 
 class ReformerCore(nn.Module):
@@ -18,15 +19,19 @@ class ReformerCore(nn.Module):
 
     def __init__(self, head_dim: int, bucket_size: int, num_buckets: int, rounds: int, seed: int | None) -> None:
         super().__init__()
-        check_at_least("bucket_size", bucket_size, 1)
+        check_integer("bucket_size", bucket_size, 1)
         self.bucket_size = bucket_size
+        self.seed = seed
         rotations = ops.reformer_rotations(head_dim, num_buckets=num_buckets, rounds=rounds, seed=seed)
-        self.register_buffer("rotations", rotations)
+        self.register_buffer("rotations", rotations.to(torch.get_default_device()))
 
     def redraw(self, seed: int | None = None) -> None:
         """Draw new rotations; ``seed=None`` draws from torch's global generator."""
         rounds, head_dim, half = self.rotations.shape
         self.rotations.copy_(ops.reformer_rotations(head_dim, num_buckets=2 * half, rounds=rounds, seed=seed))
+
+    def reset_parameters(self) -> None:
+        self.redraw(self.seed)
 
     def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
         return {"q": q, "rotations": self.rotations, "bucket_size": self.bucket_size}

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor, nn
 
 from softline.layers.grid import GridSize
-from softline.ops.inputs import check_option
+from softline.ops.inputs import check_integer, check_option
 
 ENTRY_POINT_GROUP = "softline.attention"
 
@@ -32,7 +32,10 @@ class Attention(Protocol):
         ...
 
     def mix(self, weights: Tensor, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
-        """The output that given weights produce: ``mix(weights(x, ...), x, ...)`` equals attending, at N^2 cost."""
+        """The output that given weights produce: ``mix(weights(x, ...), x, ...)`` equals attending, at N^2 cost.
+
+        Where landmarks are drawn at random this holds in evaluation mode.
+        """
         ...
 
 
@@ -56,9 +59,12 @@ class AttentionRegistry(Mapping[str, Factory]):
 
     def _all(self) -> dict[str, Factory | EntryPoint]:
         if not self._found_entry_points:
-            self._found_entry_points = True
             for entry_point in entry_points(group=ENTRY_POINT_GROUP):
-                self._add(entry_point.name, entry_point)
+                if entry_point.name in self._factories:
+                    package = entry_point.dist.name if entry_point.dist else entry_point.value
+                    raise ValueError(f"attention {entry_point.name!r} of {package} is registered already; rename it")
+            self._factories |= {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+            self._found_entry_points = True
         return self._factories
 
     def _add(self, name: str, factory: Factory | EntryPoint) -> None:
@@ -94,10 +100,10 @@ def create_attention(name: str, dim: int, num_heads: int, *, num_prefix_tokens: 
     options: the keyword arguments of the attention, as documented at its factory in `softline.attention`.
     """
     check_option("attention", name, ATTENTIONS)
+    for key, value in (("dim", dim), ("num_heads", num_heads), ("num_prefix_tokens", num_prefix_tokens)):
+        check_integer(key, value, 0)
     if num_heads < 1 or dim < 1 or dim % num_heads:
         raise ValueError(f"dim ({dim}) must be divisible by num_heads ({num_heads}), both at least 1")
-    if num_prefix_tokens < 0:
-        raise ValueError(f"num_prefix_tokens must be at least 0, got {num_prefix_tokens}")
     known = option_names(name)
     if known is not None:
         for option in options:

@@ -85,7 +85,12 @@ def soft(
     return MultiHeadAttention(
         dim,
         num_heads,
-        Operator("soft", partial(ops.soft_attention, impl=impl), ops.soft_weights, ops.soft_factors),
+        Operator(
+            "softpp" if normalize else "soft",
+            partial(ops.soft_attention, impl=impl),
+            ops.soft_weights,
+            ops.soft_factors,
+        ),
         core,
         num_prefix_tokens=num_prefix_tokens,
         qkv_bias=qkv_bias,
@@ -94,4 +99,6 @@ def soft(
     )
 
 
-softpp = ATTENTIONS.register("softpp")(partial(soft, normalize=True))
+softpp = partial(soft, normalize=True)
+softpp.__doc__ = "SOFT++: `soft` with ``normalize=True``; the same options."
+ATTENTIONS.register("softpp")(softpp)

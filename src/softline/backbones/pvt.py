@@ -39,7 +39,7 @@ from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbon
 from softline.layers.blocks import PreNormBlock
 from softline.layers.embed import PatchEmbed, PositionEmbed
 from softline.layers.grid import GridSize, check_grid
-from softline.ops.inputs import check_at_least, check_mask, check_option, hide, hide_scores, saturate, widen
+from softline.ops.inputs import check_integer, check_mask, check_option, hide, hide_scores, saturate, widen
 
 STRIDES = (4, 8, 16, 32)
 EMBED_DIMS = (64, 128, 320, 512)
@@ -57,7 +57,7 @@ class SpatialReductionAttention(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, *, ratio: int, qkv_bias: bool = True) -> None:
         super().__init__()
-        check_at_least("ratio", ratio, 1)
+        check_integer("ratio", ratio, 1)
         if dim % num_heads:
             raise ValueError(f"dim ({dim}) must be divisible by num_heads ({num_heads})")
         self.dim = dim

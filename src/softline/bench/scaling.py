@@ -67,7 +67,7 @@ def growth_exponent(tokens: Sequence[int], costs: Sequence[float]) -> float:
 
 def _forward(layer: nn.Module, x: Tensor, grid_size: GridSize) -> Callable[[], Tensor]:
     def run() -> Tensor:
-        with torch.inference_mode():
+        with torch.no_grad():
             out: Tensor = layer(x, grid_size)
         return out
 

@@ -4,25 +4,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softline.ops.inputs import check_at_least
+from softline.ops.inputs import check_integer
 
 GridSize = tuple[int, int]
 
 
 def as_pair(name: str, value: int | GridSize) -> GridSize:
     """An int stands for both axes, as in torch's convolutions; both are at least 1."""
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2:
+    pair = (value, value) if isinstance(value, int) else value
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ValueError(f"{name} must be an int or (rows, columns), got {value!r}")
     for side in pair:
-        check_at_least(name, side, 1)
+        check_integer(name, side, 1)
     return pair[0], pair[1]
 
 
 def check_grid(tokens: int, grid_size: GridSize, num_prefix_tokens: int) -> None:
-    if len(grid_size) != 2:
+    if not isinstance(grid_size, (tuple, list)) or len(grid_size) != 2:
         raise ValueError(f"grid_size must be (H, W), got {grid_size!r}")
     height, width = grid_size
+    if not all(isinstance(side, (int, torch.SymInt)) for side in grid_size):
+        raise ValueError(f"grid_size must be two whole numbers, got {grid_size!r}")
     if height < 1 or width < 1:
         raise ValueError(f"grid_size must be at least 1x1, got {height}x{width}")
     if tokens != num_prefix_tokens + height * width:

@@ -6,7 +6,8 @@ rows and columns, so that attention through landmarks costs O(N) at any resoluti
 there are more of them, and incomplete ones at the border count too. At 224 pixels both give the paper's 7 x 7.
 
 With a mask, the grid of a sample is the smallest one from the top left corner that holds its real tokens: an image
-padded at the bottom and the right has the landmarks that it has alone.
+padded at the bottom and the right has the landmarks that it has alone. A sample smaller than a cell, refused alone, has
+one landmark beside others with a cap and none without.
 """
 
 from typing import Literal, TypeVar, get_args
@@ -77,10 +78,10 @@ class LandmarkPlan:
         return cells if self.cap is None else cells.clamp(max=self.cap[axis])
 
     def whole_cells(self, maps: Tensor) -> Tensor:
-        """Maps [..., height, width] cut to complete cells, or with a cap zero-padded to them."""
-        height, width = maps.shape[-2:]
+        """Maps [..., height, width], with a cap zero-padded to complete cells."""
         if self.cap is None:
-            return maps[..., : height - height % self.ratio[0], : width - width % self.ratio[1]]
+            return maps  # a convolution or pooling with stride = kernel drops what is left over
+        height, width = maps.shape[-2:]
         return F.pad(maps, (0, -width % self.ratio[1], 0, -height % self.ratio[0]))
 
     def bins(self, tokens: int, extents: Tensor | None, axis: int, device: torch.device) -> Tensor:
@@ -100,9 +101,9 @@ class LandmarkPlan:
         sums: [B, C, rows, columns]; counts: [B or 1, rows, columns], None where each cell counts as one.
         real: real tokens [B, height, width], None where all are.
         """
-        unbinned = sums.shape[-2:] == (self.landmarks(grid_size[0], 0), self.landmarks(grid_size[1], 1))
         sums = widen(sums)
-        if real is None and unbinned:
+        # decided by options alone, not by sizes: one graph serves all of them
+        if real is None and self.cap is None:
             return sums if counts is None else sums / counts[:, None], None
         counts = sums.new_ones(1, *sums.shape[-2:]) if counts is None else counts.to(sums.dtype)
         extents = (None, None) if real is None else _extents(real)
@@ -153,11 +154,13 @@ class PooledLandmarks(nn.Module):
         sums = self._cell_sums(spatial_map(widen(hide(q, key_mask)), grid_size))
         real = None if key_mask is None else key_mask.unflatten(-1, grid_size)
         tokens = sums.new_ones(1, *grid_size) if real is None else real.to(sums.dtype)
-        means, mask = self.plan.means(sums, self._cell_sums(tokens), grid_size, real)
+        means, mask = self.plan.means(sums, self._cell_sums(tokens)[:, 0], grid_size, real)
         return spatial_tokens(means, q.shape[1]).to(q.dtype), mask
 
     def _cell_sums(self, maps: Tensor) -> Tensor:
         height, width = self.plan.ratio
+        # a channel axis: torch pools no empty batch without one
+        maps = maps if maps.ndim == 4 else maps[:, None]
         return F.avg_pool2d(self.plan.whole_cells(maps), self.plan.ratio) * (height * width)
 
     def extra_repr(self) -> str:

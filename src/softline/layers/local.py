@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softline.layers.grid import GridSize, mean_token, spatial_map, spatial_tokens
-from softline.ops.inputs import narrow, widen, without_autocast
+from softline.ops.inputs import check_integer, narrow, widen, without_autocast
 
 
 class LocalResidual(nn.Module):
@@ -38,6 +38,8 @@ class LocalResidual(nn.Module):
 @without_autocast
 def _convolve_each(values: Tensor, kernels: Tensor) -> Tensor:
     """Every channel of every sample [B, C, H, W] by its own 3x3 kernel [B, 9 C, 1], summed in float32."""
+    if values.shape[0] == 0:
+        return values  # torch convolves no empty group
     planes = widen(values).flatten(0, 1).unsqueeze(0)  # [1, B C, H, W]
     weight = widen(kernels).reshape(-1, 1, 3, 3)
     out = F.conv2d(planes, weight, padding=1, groups=planes.shape[1])
@@ -62,8 +64,9 @@ class ValueConv(nn.Module):
         num_prefix_tokens: int = 0,
     ) -> None:
         super().__init__()
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"the value convolution's kernel must be odd and positive, got {kernel_size}")
+        check_integer("the kernel of the value convolution", kernel_size, 1)
+        if kernel_size % 2 == 0:
+            raise ValueError(f"the kernel of the value convolution must be odd, got {kernel_size}")
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.shared = shared

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from softline.ops.inputs import (
     check_alike,
-    check_at_least,
     check_mask,
+    check_number,
     finish,
     hide,
     narrow,
@@ -46,7 +46,7 @@ def focused_attention(q: Tensor, k: Tensor, v: Tensor, *, power: float = 3.0, ke
 def _features(q: Tensor, k: Tensor, power: float, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     check_alike(q, k=k)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
-    check_at_least("power", power, 1)
+    check_number("power", power, 1)
     return hide(_focus(prepare(q, key_mask), power), key_mask), hide(_focus(prepare(k, key_mask), power), key_mask)
 
 

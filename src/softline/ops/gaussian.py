@@ -6,13 +6,16 @@ S_ij = exp(-||q_i - k_j||^2 / (2 sqrt(D))), not normalised. Quadratic in the num
 import torch
 from torch import Tensor
 
-from softline.ops.inputs import check_alike, check_mask, finish, hide, narrow, prepare, without_autocast
+from softline.ops.inputs import check_alike, check_mask, count_tokens, finish, hide, narrow, prepare, without_autocast
 
 
-def gaussian_kernel(x: Tensor, y: Tensor, *, scale: float) -> Tensor:
-    """exp(-scale/2 * ||x_i - y_j||^2) by one matrix product: x [..., N, D], y [..., M, D] -> [..., N, M]."""
+def gaussian_kernel(x: Tensor, y: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
+    """exp(-scale/2 * ||x_i - y_j||^2) by one matrix product: x [..., N, D], y [..., M, D] -> [..., N, M].
+
+    mask: bool [B, M] of rows of y [B, H, M, D] that are real, for the precision of their part of the result.
+    """
     # distances ignore a common shift; around the centre of y, |x|^2 + |y|^2 - 2 x.y cancels least
-    centre = y.mean(-2, keepdim=True).detach()
+    centre = (y.sum(-2, keepdim=True) / count_tokens(y.shape[-2], mask, y.dtype)).detach()
     x, y = x - centre, y - centre
     half_x = -0.5 * scale * x.square().sum(-1, keepdim=True)
     half_y = -0.5 * scale * y.square().sum(-1, keepdim=True)
@@ -28,7 +31,7 @@ def gaussian_weights(q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) ->
     """Kernel matrix S [B, H, N, N] of queries and keys [B, H, N, D]."""
     check_alike(q, k=k)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
-    weights = gaussian_kernel(prepare(q, key_mask), prepare(k, key_mask), scale=q.shape[-1] ** -0.5)
+    weights = gaussian_kernel(prepare(q, key_mask), prepare(k, key_mask), scale=q.shape[-1] ** -0.5, mask=key_mask)
     return narrow(hide_pairs(weights, key_mask, key_mask), q.dtype)
 
 
@@ -37,7 +40,7 @@ def gaussian_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | No
     """S v for q, k, v [B, H, N, D]; half-precision inputs accumulate in float32."""
     check_alike(q, k=k, v=v)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
-    weights = gaussian_kernel(prepare(q, key_mask), prepare(k, key_mask), scale=q.shape[-1] ** -0.5)
+    weights = gaussian_kernel(prepare(q, key_mask), prepare(k, key_mask), scale=q.shape[-1] ** -0.5, mask=key_mask)
     return finish(weights @ prepare(v, key_mask), v.dtype, key_mask)
 
 

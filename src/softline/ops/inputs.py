@@ -6,6 +6,7 @@ dtype of the values; a float16 result beyond +-65504 saturates there instead of 
 """
 
 import functools
+import math
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from typing import Literal, ParamSpec, TypeVar
@@ -80,7 +81,7 @@ def check_mask(name: str, mask: Tensor | None, batch: int, tokens: int, device: 
 
 def check_option(name: str, value: object, known: Collection[str]) -> None:
     """``value`` is one of ``known``; the error lists them and names the closest."""
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         close = get_close_matches(str(value), list(known), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"{name} must be one of {', '.join(sorted(known))}; got {value!r}{hint}")
@@ -89,6 +90,28 @@ def check_option(name: str, value: object, known: Collection[str]) -> None:
 def check_at_least(name: str, value: float, least: float) -> None:
     if not value >= least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def check_integer(name: str, value: object, least: int) -> None:
+    # a bool is an int to Python, and a mistake here
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    check_at_least(name, value, least)
+
+
+def check_number(name: str, value: object, least: float) -> None:
+    """A finite number, at least ``least``."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not -math.inf < value < math.inf:
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+    check_at_least(name, value, least)
+
+
+def seeded(seed: int | None) -> torch.Generator | None:
+    """A CPU generator that starts from ``seed``; None is torch's global one."""
+    if seed is None:
+        return None
+    check_integer("seed", seed, 0)
+    return torch.Generator("cpu").manual_seed(seed)
 
 
 def widen(tensor: Tensor) -> Tensor:

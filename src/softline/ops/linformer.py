@@ -63,7 +63,7 @@ def linformer_attention(
 def _factors(
     q: Tensor, k: Tensor, key_projection: Tensor, value_projection: Tensor, scale: float | None, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q k'^T) [B, H, N, R] and F [R, N] (with a mask [B, 1, R, N], masked columns zero)."""
+    """softmax(q k'^T) [B, H, N, R] and F [R, N] ([B, 1, R, N] with a mask)."""
     check_alike(q, k=k)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     tokens = q.shape[2]
@@ -76,9 +76,15 @@ def _factors(
             )
     q, k = prepare(q, key_mask), prepare(k, key_mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    projected = key_projection[:, :tokens].to(q.dtype) @ k  # [B, H, R, D]
-    right = value_projection[:, :tokens].to(q.dtype)
-    if key_mask is not None:
-        right = right * key_mask[:, None, None, :]
+    right = _columns(value_projection, tokens, key_mask).to(q.dtype)
+    projected = _columns(key_projection, tokens, key_mask).to(q.dtype) @ k  # [B, H, R, D]
     left = (scale * q @ projected.mT).softmax(-1)
     return (left if key_mask is None else left * key_mask[:, None, :, None]), right
+
+
+def _columns(projection: Tensor, tokens: int, key_mask: Tensor | None) -> Tensor:
+    """The columns of N tokens [R, N]; with a mask [B, 1, R, N]: real tokens take the first ones in order."""
+    if key_mask is None:
+        return projection[:, :tokens]
+    place = (key_mask.cumsum(-1) - 1).clamp(min=0)  # [B, N]
+    return (projection[:, place] * key_mask).transpose(0, 1).unsqueeze(1)

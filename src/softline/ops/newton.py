@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from softline.ops.inputs import check_at_least, check_option, widen, without_autocast
+from softline.ops.inputs import check_integer, check_option, divide, widen, without_autocast
 
 NewtonStart = Literal["norm", "halving"]
 
@@ -36,24 +36,28 @@ class NewtonResult(NamedTuple):
 def newton_inverse(A: Tensor, *, iterations: int = 20, start: NewtonStart = "norm") -> NewtonResult:
     """Pseudo-inverse of each symmetric positive semi-definite matrix in A [..., m, m], and how well it inverts.
 
-    iterations: Newton steps T; each doubles the number of correct digits once it converges.
+    iterations: Newton steps T; each doubles the number of correct digits once it converges. About 20 are useful in
+        float32: many more amplify the rounding of a nearly singular A.
     start: "norm" is alpha = 2 / ||A||_1^2; "halving" halves that until ||I - alpha A^2||_1 <= 1.01.
 
     The gradient is that of a matrix inverse, evaluated at the last iterate (Eq. 12): nothing is back-propagated
     through the iterations. Half-precision inputs are inverted in float32.
     """
     check_newton(iterations, start)
-    if A.ndim < 2 or A.shape[-1] != A.shape[-2]:
-        raise ValueError(f"A must be a batch of square matrices [..., m, m], got {tuple(A.shape)}")
+    if A.ndim < 2 or A.shape[-1] != A.shape[-2] or A.shape[-1] == 0 or not A.is_floating_point():
+        raise ValueError(
+            f"A must be a batch of square matrices [..., m, m] of floating-point numbers, "
+            f"got {A.dtype} {tuple(A.shape)}"
+        )
     matrix = widen(A)
     inverse = newton_iterate(matrix, iterations, start)
     difference = matrix @ inverse @ matrix - matrix
-    residual = torch.linalg.matrix_norm(difference) / torch.linalg.matrix_norm(matrix)
+    residual = divide(torch.linalg.matrix_norm(difference), torch.linalg.matrix_norm(matrix))
     return NewtonResult(inverse, residual)
 
 
 def check_newton(iterations: int, start: str) -> None:
-    check_at_least("iterations", iterations, 1)
+    check_integer("iterations", iterations, 1)
     check_option("start", start, get_args(NewtonStart))
 
 
@@ -66,12 +70,17 @@ def newton_iterate(A: Tensor, iterations: int, start: NewtonStart) -> Tensor:
 class _OneStepInverse(torch.autograd.Function):
     """Newton forward; backward dL/dA = -Y^T (dL/dY) Y^T with Y the iterate (Eq. 12)."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(A: Tensor, iterations: int, start: NewtonStart) -> Tensor:
+        # scaled to ||A||_1 = 1, which changes nothing but the range of the numbers
+        norm = _one_norm(A)
+        A = A / norm
         inverse = newton_alpha(A, start) * A
         for _ in range(iterations):
             inverse = 2 * inverse - inverse @ A @ inverse
-        return inverse
+        return inverse / norm
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -83,9 +92,15 @@ class _OneStepInverse(torch.autograd.Function):
         return -inverse.mT @ grad @ inverse.mT, None, None
 
 
+def _one_norm(A: Tensor) -> Tensor:
+    """||A||_1 [..., 1, 1]; 1 for a matrix of zeros."""
+    norm = A.abs().sum(-2).amax(-1)[..., None, None]
+    return norm.masked_fill(norm == 0, 1)
+
+
 def newton_alpha(A: Tensor, start: NewtonStart) -> Tensor:
     """The scalar alpha [..., 1, 1] that starts each matrix of A [..., m, m]."""
-    norm = A.abs().sum(-2).amax(-1)[..., None, None]  # ||A||_1
+    norm = _one_norm(A)
     square = A @ A
     column_sums = square.abs().sum(-2, keepdim=True)  # [..., 1, m]
     on_the_edge = column_sums.amax(-1, keepdim=True) > EDGE * norm.square()

@@ -12,7 +12,7 @@ from torch import Tensor
 from softline.ops.gaussian import hide_pairs
 from softline.ops.inputs import (
     check_alike,
-    check_at_least,
+    check_integer,
     check_mask,
     finish,
     hide_scores,
@@ -101,7 +101,7 @@ def _factors(
         )
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     check_mask("landmark_mask", landmark_mask, q.shape[0], q_landmarks.shape[2], q.device)
-    check_at_least("iterations", iterations, 1)
+    check_integer("iterations", iterations, 1)
     scale = q.shape[-1] ** -0.5
     q, k = scale * prepare(q, key_mask), prepare(k, key_mask)
     ql, kl = scale * prepare(q_landmarks, landmark_mask), prepare(k_landmarks, landmark_mask)

@@ -8,18 +8,21 @@ denominator vanishes. Deviation: the authors' code takes the largest w.x rather 
 the added constant up to exp(|x|^2 / 2) times the weight and so estimates the kernel less well.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from softline.ops.inputs import (
     check_alike,
-    check_at_least,
+    check_integer,
     check_mask,
     finish,
     hide,
     hide_scores,
     narrow,
     prepare,
+    seeded,
     without_autocast,
 )
 from softline.ops.linear import kernel_attention, kernel_factors, kernel_weights
@@ -32,13 +35,15 @@ def performer_features(num_features: int, head_dim: int, *, seed: int | None = N
 
     seed: None draws from torch's global generator.
     """
-    check_at_least("num_features", num_features, 1)
-    check_at_least("head_dim", head_dim, 1)
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    check_integer("num_features", num_features, 1)
+    check_integer("head_dim", head_dim, 1)
+    draw: dict[str, Any] = {"generator": seeded(seed), "dtype": torch.float64, "device": "cpu"}
     blocks = -(-num_features // head_dim)
-    gaussian = torch.randn(blocks, head_dim, head_dim, generator=generator, dtype=torch.float64)
-    directions = torch.linalg.qr(gaussian).Q.mT.reshape(-1, head_dim)[:num_features]
-    lengths = torch.randn(num_features, head_dim, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+    Q, R = torch.linalg.qr(torch.randn(blocks, head_dim, head_dim, **draw))
+    # LAPACK fixes the signs of R; undone, Q is uniform over the rotations and the estimate unbiased
+    Q = Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    directions = Q.mT.reshape(-1, head_dim)[:num_features]
+    lengths = torch.randn(num_features, head_dim, **draw).norm(dim=-1, keepdim=True)
     return (lengths * directions).float()
 
 

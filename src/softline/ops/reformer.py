@@ -15,11 +15,12 @@ from torch import Tensor
 
 from softline.ops.inputs import (
     check_alike,
-    check_at_least,
+    check_integer,
     check_mask,
     finish,
     hide_scores,
     prepare,
+    seeded,
     unit_length,
     without_autocast,
 )
@@ -29,11 +30,11 @@ SELF_SCORE = -5e4
 
 def reformer_rotations(head_dim: int, *, num_buckets: int = 32, rounds: int = 4, seed: int | None = None) -> Tensor:
     """Random rotations [R, D, num_buckets / 2]; ``seed=None`` draws from torch's global generator."""
-    check_at_least("rounds", rounds, 1)
-    if num_buckets < 2 or num_buckets % 2:
-        raise ValueError(f"num_buckets must be even and at least 2, got {num_buckets}")
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    return torch.randn(rounds, head_dim, num_buckets // 2, generator=generator)
+    check_integer("rounds", rounds, 1)
+    check_integer("num_buckets", num_buckets, 2)
+    if num_buckets % 2:
+        raise ValueError(f"num_buckets must be even, got {num_buckets}")
+    return torch.randn(rounds, head_dim, num_buckets // 2, generator=seeded(seed), device="cpu")
 
 
 @without_autocast
@@ -123,7 +124,7 @@ def _with_previous(x: Tensor, fill: float) -> Tensor:
 def _check(q: Tensor, rotations: Tensor, bucket_size: int, key_mask: Tensor | None) -> None:
     check_alike(q)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
-    check_at_least("bucket_size", bucket_size, 1)
+    check_integer("bucket_size", bucket_size, 1)
     if rotations.ndim != 3 or rotations.shape[1] != q.shape[-1]:
         raise ValueError(
             f"rotations must have shape [R, D, num_buckets / 2] with D = {q.shape[-1]}, got {tuple(rotations.shape)}"

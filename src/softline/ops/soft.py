@@ -21,15 +21,19 @@ from softline.ops.inputs import (
     check_alike,
     check_at_least,
     check_mask,
+    check_number,
     check_option,
+    check_tensor,
     finish,
     narrow,
     prepare,
     without_autocast,
 )
-from softline.ops.newton import NewtonStart, check_newton, newton_iterate
+from softline.ops.newton import NewtonStart, check_newton, newton_inverse, newton_iterate
 
 Inverse = Literal["newton", "cholesky", "pinv"]
+# eigenvalues below so many roundings of the largest count as 0
+PINV_CUTOFF = 64
 
 
 @without_autocast
@@ -96,7 +100,7 @@ def soft_attention(
     v: values [B, H, N, Dv].
     scale: both kernels are exp(-scale/2 * squared distance); D^-0.5 unless given.
     inverse: how A is inverted. "newton": Algorithm 2 with the gradient of Eq. 12; "cholesky": direct solve, needs
-        ridge > 0; "pinv": eigendecomposition with torch's cut-off for vanishing eigenvalues.
+        ridge > 0; "pinv": eigendecomposition, eigenvalues below 64 roundings of the largest left out.
     iterations, start: Newton steps and starting rule, see `newton_inverse`.
     ridge: A + ridge I is inverted.
     key_mask, landmark_mask: bool [B, N] and [B, m], True = real.
@@ -119,16 +123,44 @@ def soft_attention(
     return finish(P.mT @ summary, v.dtype, key_mask)
 
 
+@without_autocast
+def soft_residual(
+    landmarks: Tensor,
+    *,
+    scale: float | None = None,
+    iterations: int = 20,
+    start: NewtonStart = "norm",
+    ridge: float = 0.0,
+    landmark_mask: Tensor | None = None,
+) -> Tensor:
+    """How well Newton inverts the kernel A of landmarks [B, H, m, D]: ||A X A - A|| / ||A|| for each head [B, H]."""
+    check_tensor("landmarks", landmarks)
+    check_mask("landmark_mask", landmark_mask, landmarks.shape[0], landmarks.shape[2], landmarks.device)
+    check_inverse("newton", iterations, start, ridge)
+    scale = landmarks.shape[-1] ** -0.5 if scale is None else scale
+    A = _landmark_kernel(prepare(landmarks, landmark_mask), scale, landmark_mask)
+    return newton_inverse(_add_ridge(A, ridge), iterations=iterations, start=start).residual
+
+
 def _kernels(
     q: Tensor, landmarks: Tensor, scale: float | None, key_mask: Tensor | None, landmark_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """P [B, H, m, N] and A [B, H, m, m]; a masked token is a zero column of P, a masked landmark a unit row of A."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    check_number("scale", scale, 0)
     q, landmarks = prepare(q, key_mask), prepare(landmarks, landmark_mask)
-    P = hide_pairs(gaussian_kernel(landmarks, q, scale=scale), landmark_mask, key_mask)
-    A = hide_pairs(gaussian_kernel(landmarks, landmarks, scale=scale), landmark_mask, landmark_mask)
+    P = hide_pairs(gaussian_kernel(landmarks, q, scale=scale, mask=key_mask), landmark_mask, key_mask)
+    return P, _landmark_kernel(landmarks, scale, landmark_mask)
+
+
+def _landmark_kernel(landmarks: Tensor, scale: float, landmark_mask: Tensor | None) -> Tensor:
+    """A [B, H, m, m]."""
+    # float64, where there is one: rounding of distances must not make this small matrix indefinite
+    exact = landmarks if landmarks.device.type == "mps" else landmarks.double()
+    A = gaussian_kernel(exact, exact, scale=scale, mask=landmark_mask).to(landmarks.dtype)
+    A = hide_pairs(A, landmark_mask, landmark_mask)
     diagonal = torch.eye(A.shape[-1], dtype=torch.bool, device=A.device)
-    return P, A.masked_fill(diagonal, 1)
+    return A.masked_fill(diagonal, 1)
 
 
 def _pseudo_inverse(
@@ -139,7 +171,8 @@ def _pseudo_inverse(
     if inverse == "newton":
         inverted = newton_iterate(ridged, iterations, start)
     elif inverse == "pinv":
-        inverted = torch.linalg.pinv(ridged, hermitian=True)
+        # a cut-off that does not depend on m: masked landmarks must not move it
+        inverted = torch.linalg.pinv(ridged, rtol=PINV_CUTOFF * torch.finfo(A.dtype).eps, hermitian=True)
     else:
         inverted = torch.cholesky_inverse(torch.linalg.cholesky(ridged))
     if not normalize:
@@ -188,6 +221,6 @@ def check_inverse(inverse: str, iterations: int, start: str, ridge: float) -> No
     """The rules on how A is inverted."""
     check_option("inverse", inverse, get_args(Inverse))
     check_newton(iterations, start)
-    check_at_least("ridge", ridge, 0)
+    check_number("ridge", ridge, 0)
     if inverse == "cholesky" and ridge == 0:
         raise ValueError(f'inverse="cholesky" needs ridge > 0 (A may be singular), got ridge={ridge}')

@@ -22,7 +22,7 @@ def softmax_attention(
 ) -> Tensor:
     """Torch's scaled dot-product attention on q, k, v [B, H, N, D].
 
-    Keeps the inputs' precision: torch's kernels accumulate in float32.
+    Unlike the other operators it keeps the inputs' precision and obeys autocast: torch's kernels accumulate in float32.
     """
     check_alike(q, k=k, v=v)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
