@@ -21,7 +21,7 @@ def assert_within_budget(actual: Sequence[Tensor], reference: Sequence[Tensor], 
         error = (a.double() - e).abs().max().item()
         reference_error = (r.double() - e).abs().max().item()
         size = e.abs().max().item()
-        size = size if size > 1e-4 * largest else largest
+        size = size if size > 1e-2 * largest else largest
         budget = 2 * (reference_error + torch.finfo(a.dtype).eps * size)
         what = f"gradient {index - 1}" if index else "value"
         assert error <= budget, f"{what}: error {error:.3g} exceeds the budget {budget:.3g}"
