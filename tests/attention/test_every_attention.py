@@ -127,6 +127,19 @@ def test_masked_tokens_are_as_good_as_absent(name, prefix, rows):
 
 
 @every_attention
+@with_and_without_prefix
+def test_an_image_padded_at_the_bottom_and_the_right_gives_what_it_gives_alone(name, prefix):
+    module, sizes = build(name, prefix).double(), [(9, 11), (6, 5)]
+    padded = tokens((9, 11), prefix, dtype=torch.float64)
+    inside = [(torch.arange(9) < h)[:, None] & (torch.arange(11) < w) for h, w in sizes]
+    mask = torch.stack([torch.cat([torch.ones(prefix, dtype=torch.bool), i.flatten()]) for i in inside])
+    together = module(padded, (9, 11), mask)
+    for sample, size in enumerate(sizes):
+        alone = module(padded[sample : sample + 1, mask[sample]], size)[0]
+        torch.testing.assert_close(together[sample, mask[sample]], alone, rtol=1e-8, atol=1e-9)
+
+
+@every_attention
 def test_masked_weights_equal_those_of_the_truncated_grid(name):
     module, x = build(name).double(), tokens((9, 5), dtype=torch.float64)
     mask = prefix_mask([20, 20], 45)
