@@ -172,3 +172,35 @@ def test_pretrained_downloads_the_authors_file_and_adapts_it(tmp_path, monkeypat
     torch.save({"model": {"w": torch.ones(2)}}, tmp_path / "official.pth")
     with pytest.raises(ValueError, match="not a state dict of inline_deit_tiny"):
         timm.create_model("inline_deit_tiny", pretrained=True)
+
+
+def test_pretrained_models_are_saved_and_reloaded_at_another_image_size(tmp_path, monkeypatch):
+    fake_release("inline_deit_tiny", tmp_path / "official.pth")
+    path = str(tmp_path / "official.pth")
+    monkeypatch.setattr("softline.backbones.official.download_cached_file", lambda url, **options: path)
+    overlay = {"crop_pct": 1.0}
+    model = timm.create_model("inline_deit_tiny", pretrained=True, pretrained_cfg_overlay=overlay).eval()
+    assert model.pretrained_cfg["crop_pct"] == 1.0
+    timm.models.save_for_hf(model, str(tmp_path / "saved"), safe_serialization=True)
+    x = torch.randn(1, 3, 96, 96)
+    for source in ("inline_deit_tiny", f"local-dir:{tmp_path / 'saved'}"):
+        resized = timm.create_model(source, pretrained=True, img_size=96).eval()
+        assert resized.stages[0].position.grid_size == (6, 6)
+        torch.testing.assert_close(resized(x), model(x), rtol=1e-4, atol=1e-5)
+    features = timm.create_model("inline_deit_tiny", pretrained=True, features_only=True)
+    assert "state_dict" not in features.pretrained_cfg
+
+
+def test_a_corrupt_byte_is_noticed(tmp_path):
+    torch.save({"model": {"w": torch.ones(1000)}}, tmp_path / "good.pth")
+    content = bytearray((tmp_path / "good.pth").read_bytes())
+    content[content.index(torch.ones(4).numpy().tobytes())] ^= 0xFF
+    (tmp_path / "bad.pth").write_bytes(content)
+    with pytest.raises(ValueError, match=r"bad\.pth is corrupt: the checksum of .* is wrong"):
+        load_official(tmp_path / "bad.pth")
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_settings_that_a_release_needs_are_named(family):
+    with pytest.raises(ValueError, match=f"config of {family} must have .*; got nothing"):
+        from_official(family, {}, {})

@@ -1,13 +1,15 @@
 """Checkpoints of the papers' official releases."""
 
 import hashlib
-import shutil
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import timm
+import torch
 from timm.models import save_for_hf
 from torch import Tensor, nn
 
@@ -54,7 +56,7 @@ class Conversion(NamedTuple):
 
 
 def convert_official(path: str | Path, directory: str | Path, *, model: str | None = None) -> Conversion:
-    """Write an official checkpoint as a directory that ``timm.create_model("local-dir:DIRECTORY")`` loads.
+    """Write an official checkpoint as a directory for ``timm.create_model("local-dir:DIRECTORY", pretrained=True)``.
 
     model: name of the softline model; found by its weights unless several models have weights of the same shapes.
     """
@@ -70,11 +72,10 @@ def convert_official(path: str | Path, directory: str | Path, *, model: str | No
     network = timm.create_model(name, num_classes=_num_classes(renamed))
     check_keys(network, renamed, name)
     network.load_state_dict(renamed)
-    partial = directory.with_name(directory.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    save_for_hf(network, str(partial), safe_serialization=True)
     # complete before it has its name: a crash leaves no half-written model there
-    partial.rename(directory)
+    with tempfile.TemporaryDirectory(dir=directory.resolve().parent, prefix=".convert-") as partial:
+        save_for_hf(network, f"{partial}/model", safe_serialization=True)
+        os.rename(f"{partial}/model", directory)
     weights = (directory / "model.safetensors").read_bytes()
     return Conversion(name, key_map(state_dict, rules), hashlib.sha256(weights).hexdigest())
 
@@ -106,10 +107,12 @@ def _recognise(state_dict: Mapping[str, Tensor], path: str | Path) -> str:
             found.append(name)
     if not found:
         raise ValueError(f"{path} holds the weights of none of: {', '.join(released_models())}")
+    # networks for other image sizes have the same weights: the usual size is meant
+    found = [name for name in found if name.removesuffix("_384") == name or name.removesuffix("_384") not in found]
     if len(found) > 1:
         raise ValueError(f"{path} could be any of {', '.join(found)}: say which with --model")
     return found[0]
 
 
 def _num_classes(state_dict: Mapping[str, Tensor]) -> int:
-    return len(state_dict["head.weight"]) if "head.weight" in state_dict else 0
+    return state_dict["head.weight"].shape[0] if state_dict.get("head.weight", torch.empty(())).ndim == 2 else 0

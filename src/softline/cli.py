@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         options.run(options)
+    except BrokenPipeError:
+        # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         print(f"softline {options.command}: error: {error}", file=sys.stderr)
         return 2
@@ -135,7 +138,7 @@ def _models(options: argparse.Namespace) -> None:
         card = describe(name)
         cards.append(card)
         reported = "-" if card.reported_top1 is None else f"{card.reported_top1:.1f}"
-        size = f"{card.image_size:>6}{card.parameters / 1e6:>10.2f}{card.macs / 1e9:>8.2f}"
+        size = f"{card.image_size:>6}{card.parameters / 1e6:>10.2f}{card.macs / 1e9:>8.3f}"
         print(f"{name:<24}{size}{reported:>10}", flush=True)
     print("* on ImageNet-1K, as reported by the papers; not measured here")
     if options.json is not None:

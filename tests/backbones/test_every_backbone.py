@@ -72,6 +72,9 @@ def test_intermediates_agree_with_the_features_and_the_output(name):
         torch.testing.assert_close(actual, expected)
     tokens = model.forward_intermediates(x, indices=1, output_fmt="NLC", intermediates_only=True)[0]
     torch.testing.assert_close(tokens.mT.unflatten(-1, intermediates[-1].shape[2:]), intermediates[-1])
+    early, first = model.forward_intermediates(x, indices=[0], stop_early=True)
+    torch.testing.assert_close(first[0], intermediates[0])
+    assert early.shape[-1] == first[0].shape[1]
     with pytest.raises(ValueError, match="output_fmt must be NCHW or NLC, got 'NHWC'"):
         model.forward_intermediates(x, output_fmt="NHWC")
 
@@ -150,6 +153,39 @@ def test_the_attention_can_be_swapped(name, attention):
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 3)
 
 
+@pytest.mark.parametrize("name", [name for name in MODEL_NAMES if name.endswith("_tiny")])
+@pytest.mark.parametrize("attention", ["inline", "softpp", "linformer", "nystrom"])
+def test_every_family_takes_every_attention(name, attention):
+    assert timm.create_model(name, attention=attention, device="meta").num_classes == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("softpp_micro", {"depths": (1, 1, 2)}, "depths must have a value for each of 4 stages"),
+        ("softpp_micro", {"depths": (1, 1, 2, 1, 7)}, "depths must have a value for each of 4 stages"),
+        ("softpp_micro", {"num_heads": (1, 2, 3)}, "num_heads must have a value for each of 4 stages"),
+        ("softpp_micro", {"stage4": "hard"}, "stage4 must be one of soft, softmax; got 'hard'"),
+        ("inline_micro", {"mlp_ratios": (4,)}, "mlp_ratios must have a value for each of 4 stages"),
+        ("inline_swin_tiny", {"softmax_windows": (7, 7)}, "softmax_windows must have a value for each of 4 stages"),
+        ("inline_swin_tiny", {"window_size": 0}, "window_size must be at least 1, got 0"),
+        ("inline_swin_tiny", {"stage_types": "IIM9S"}, "asks for 9 blocks of a stage that has 6"),
+        ("inline_cswin_tiny", {"strips": (1, 2)}, "strips must have a value for each of 4 stages"),
+        ("softpp_micro", {"num_classes": -1}, "num_classes must be at least 0, got -1"),
+        ("softpp_micro", {"in_chans": 0}, "in_chans must be at least 1, got 0"),
+        ("softpp_micro", {"attention_options": {"nonsense": 1}}, "an option of 'softpp' must be one of"),
+        (
+            "inline_micro",
+            {"embed_dims": (30, 64, 96, 128), "num_heads": (4, 2, 3, 4)},
+            "must be divisible by num_heads",
+        ),
+    ],
+)
+def test_bad_options_are_named(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        timm.create_model(name, **options)
+
+
 def test_each_stage_may_have_its_own_attention():
     model = build("softpp_micro", attention=("inline", "inline", "softmax", "linear"))
     operators = [stage.blocks[0].attn.operator.name for stage in model.stages]
@@ -195,9 +231,34 @@ def test_images_that_are_too_small_are_named():
         model(torch.randn(1, 3, 28, 64))
 
 
-def test_pretrained_weights_that_cannot_be_downloaded_say_where_they_are():
-    with pytest.raises(ValueError, match=r"weights of soft_release_tiny cannot be downloaded directly: get the file"):
-        timm.create_model("soft_release_tiny", pretrained=True)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("soft_release_tiny", "weights of soft_release_tiny cannot be downloaded directly: get the file from .*Google"),
+        ("inline_swin_base_384", "weights of inline_swin_base_384 cannot be downloaded directly: get the file from"),
+        ("softpp_small", "those of the released code are of softpp_release_small"),
+        ("inline_micro", "softline's own and has no published weights"),
+    ],
+)
+def test_pretrained_weights_that_cannot_be_downloaded_say_where_they_are(name, message):
+    with pytest.raises(ValueError, match=message):
+        timm.create_model(name, pretrained=True)
+
+
+def test_prefix_tokens_can_be_had_with_the_features():
+    model, x = build("softpp_micro"), torch.randn(1, 3, 64, 64)
+    *_, last = model.forward_intermediates(x, return_prefix_tokens=True, intermediates_only=True)
+    assert last[0].shape == (1, 128, 2, 2)
+    assert last[1].shape == (1, 1, 128)
+
+
+def test_no_pixel_is_left_out_of_odd_images():
+    model = build("inline_cswin_tiny")
+    x = torch.randn(1, 3, 66, 98, requires_grad=True)
+    model(x).square().sum().backward()
+    assert x.grad is not None
+    assert (x.grad[:, :, -1] != 0).any()
+    assert (x.grad[:, :, :, -1] != 0).any()
 
 
 def test_a_pool_needs_its_token():

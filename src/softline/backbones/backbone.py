@@ -1,7 +1,8 @@
 """What all backbones share: a sequence of stages, a head, and timm's contract."""
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -14,7 +15,7 @@ from softline.attention import ATTENTIONS, create_attention
 from softline.attention.registry import option_names
 from softline.layers.embed import PositionEmbed
 from softline.layers.grid import GridSize, as_pair
-from softline.ops.inputs import check_option
+from softline.ops.inputs import check_integer, check_option
 
 GlobalPool = Literal["avg", "token", ""]
 AttentionChoice = str | Sequence[str]
@@ -90,6 +91,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.stages = nn.ModuleList(stages)
         self.min_size = min_size
+        self.num_stages = len(stages)  # before any are pruned
         self.in_chans = in_chans
         self.img_size = as_pair("img_size", img_size)
         self.num_features = self.head_hidden_size = self.embed_dim = stages[-1].dim
@@ -130,13 +132,16 @@ class Backbone(nn.Module):
         self,
         x: Tensor,
         indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
         norm: bool = False,
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Output of each stage in ``indices`` (all; the last n for an int) as maps or tokens, and the final tokens.
+    ) -> Any:
+        """The final tokens, and the output of each stage in ``indices`` (all; the last n for an int) as maps or tokens.
 
+        return_prefix_tokens: give (map, prefix tokens) for stages that have a class token.
+        stop_early: leave out the stages after the last index; what they are given is then "final", without norm.
         norm: apply the final norm to the last stage's output.
         output_fmt: "NCHW" for maps without prefix tokens, "NLC" for grid tokens.
         """
@@ -150,13 +155,14 @@ class Backbone(nn.Module):
         for index in range(count):
             x, grid_size = self._advance(x, grid_size, index)
             if index in taken:
-                is_last = index == len(self.stages) - 1
-                out = self.norm(x) if norm and is_last else x
-                out = out[:, self.stages[index].num_prefix_tokens :]
-                intermediates.append(_as_map(out, grid_size) if output_fmt == "NCHW" else out)
+                out = self.norm(x) if norm and index == self.num_stages - 1 else x
+                prefix = self.stages[index].num_prefix_tokens
+                grid_tokens = out[:, prefix:]
+                out_map = _as_map(grid_tokens, grid_size) if output_fmt == "NCHW" else grid_tokens
+                intermediates.append((out_map, out[:, :prefix]) if return_prefix_tokens and prefix else out_map)
         if intermediates_only:
             return intermediates
-        return self.norm(x), intermediates
+        return (self.norm(x) if count == self.num_stages else x), intermediates
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -180,6 +186,7 @@ class Backbone(nn.Module):
             if global_pool == "token" and not self.num_prefix_tokens:
                 raise ValueError('global_pool="token" needs a class token, and this backbone has none; use "avg"')
             self.global_pool = global_pool
+        check_integer("num_classes", num_classes, 0)
         self.num_classes = num_classes
         like = next(self.stages.parameters())
         self.head = (
@@ -253,6 +260,31 @@ def build_attention(
     return create_attention(name, dim, num_heads, num_prefix_tokens=num_prefix_tokens, **{**taken, **options})
 
 
+def check_stages(count: int, **settings: Sequence[Any]) -> None:
+    """Every setting has one value for each stage."""
+    for name, values in settings.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != count:
+            raise ValueError(f"{name} must have a value for each of {count} stages, got {values!r}")
+
+
+def required(config: Mapping[str, Any], family: str, *keys: str) -> None:
+    """The release's settings that differ between its models."""
+    absent = [key for key in keys if key not in config]
+    if absent:
+        raise ValueError(f"config of {family} must have {', '.join(absent)}; got {', '.join(config) or 'nothing'}")
+
+
+def fit_positions(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Position embeddings of square images resized to those that the model learns."""
+    for index, stage in enumerate(getattr(model, "stages", [])):
+        key, position = f"stages.{index}.position.weight", stage.position
+        if position is None or key not in state_dict or state_dict[key].shape == position.weight.shape:
+            continue
+        side = math.isqrt(state_dict[key].shape[1] - stage.num_prefix_tokens)
+        state_dict[key] = position.resize(state_dict[key], (side, side), position.grid_size)
+    return state_dict
+
+
 def per_stage(attention: AttentionChoice, count: int) -> list[str]:
     """One attention name for each stage."""
     names = [attention] * count if isinstance(attention, str) else list(attention)
@@ -283,6 +315,8 @@ def block_attentions(attention: AttentionChoice, stage_types: str, depths: Seque
     names = []
     for kind, depth, name in zip(types, depths, per_stage(attention, len(depths)), strict=True):
         count = int(kind[1:] or found["blocks"]) if kind[0] == "M" else {"I": depth, "S": 0}[kind]
+        if count > depth:
+            raise ValueError(f"stage_types {stage_types!r} asks for {count} blocks of a stage that has {depth}")
         names.append([name if block < count else "softmax" for block in range(depth)])
     return names
 

@@ -28,9 +28,11 @@ from softline.backbones.backbone import (
     block_attentions,
     build_attention,
     build_on,
+    check_stages,
     drop_path_rates,
     grid_of,
     inline_cfg,
+    required,
 )
 from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
 from softline.layers.blocks import PreNormBlock
@@ -111,6 +113,7 @@ def cswin_backbone(
     stage_types: see `softline.backbones.backbone.block_attentions`.
     attention_options: further options of the attention in the blocks that do not have softmax.
     """
+    check_stages(len(depths), num_heads=num_heads, strips=strips)
     names = block_attentions(attention, stage_types, depths)
     rates = drop_path_rates(drop_path_rate, depths)
     strides = [4 * 2**index for index in range(len(depths))]
@@ -210,10 +213,13 @@ def inline_cswin_base_384(pretrained: bool = False, **kwargs: Any) -> Backbone:
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     """The network that the released code builds from its constructor arguments."""
+    keys = ("img_size", "embed_dim", "depth", "split_size", "la_split_size", "num_heads", "attn_type")
+    required(config, family, *keys)
     depths, img_size = config["depth"], config["img_size"]
     sides = [min(grid_of(img_size, 4 * 2**index)) for index in range(len(depths))]
     names = block_attentions("inline", config["attn_type"], depths)
     splits = [int(split) for split in config["la_split_size"].split("-")]
+    check_stages(len(depths), la_split_size=splits, split_size=config["split_size"])
     for split, side, stage in zip(splits, sides, names, strict=True):
         if "inline" in stage and split != side:
             raise ValueError(

@@ -29,6 +29,7 @@ from softline.backbones.backbone import (
     inline_cfg,
     least_image,
     per_stage,
+    required,
 )
 from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
 from softline.layers.blocks import PreNormBlock
@@ -148,9 +149,7 @@ def inline_deit_base(pretrained: bool = False, **kwargs: Any) -> Backbone:
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     """The network that the released code builds; the width and its heads differ between its models and are needed."""
-    for key in ("embed_dim", "num_heads"):
-        if key not in config:
-            raise ValueError(f"config of {family} must have {key}, got only {', '.join(config) or 'nothing'}")
+    required(config, family, "embed_dim", "num_heads")
     return deit_backbone(
         patch_size=config.get("patch_size", 16),
         embed_dim=config["embed_dim"],

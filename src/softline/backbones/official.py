@@ -17,6 +17,8 @@ from timm.models import build_model_with_cfg, get_pretrained_cfg
 from timm.models._hub import download_cached_file
 from torch import Tensor, nn
 
+from softline.backbones.backbone import fit_positions
+
 INLINE_RELEASE = "https://github.com/LeapLabTHU/InLine"
 KeyRules = list[tuple[str, str | None]]
 # where a release keeps its weights inside a checkpoint; averaged ones first: they are what the papers evaluate
@@ -52,7 +54,12 @@ def load_official(path: str | Path) -> dict[str, Tensor]:
 def _load_pickle(path: Path) -> Any:
     """torch's restricted reader, which knows tensors only, with the releases' settings let through as plain data."""
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is truncated or not a checkpoint: torch's are zip archives")
+        raise ValueError(f"{path} is truncated or not a checkpoint: torch's, since 1.6, are zip archives")
+    # torch does not compare the archive's checksums
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"{path} is corrupt: the checksum of {damaged} is wrong")
     # numpy's own reader of a stored number, which moved between its versions
     type_of_scalar = np.float64(0).__reduce__()[0]
     harmless: list[Any] = [
@@ -73,7 +80,8 @@ def _weights(content: Any, path: Path) -> dict[str, Tensor]:
             if isinstance(content.get(entry), Mapping):
                 content = content[entry]
                 break
-    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+    named = isinstance(content, Mapping) and all(isinstance(k, str) for k in content)
+    if not named or not content or not all(isinstance(v, Tensor) for v in content.values()):
         raise ValueError(f"{path} holds no state dict (a mapping of names to tensors, or one under {WEIGHT_ENTRIES})")
     return {key.removeprefix("module."): value for key, value in content.items()}
 
@@ -162,20 +170,36 @@ def create_backbone(
     by_hand: where the authors publish the weights, for models that cannot be downloaded directly.
     out_indices: features that ``features_only=True`` gives unless told otherwise.
     """
-    chosen = kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay")
-    if pretrained and not any(chosen):
-        kwargs["pretrained_cfg_overlay"] = {"state_dict": _download(build, variant, rules, by_hand, **kwargs)}
+    overlay = dict(kwargs.get("pretrained_cfg_overlay") or {})
+    # weights named by the caller, or of a saved directory, are timm's to read; the authors' files are read here
+    named = {**(_as_dict(kwargs.get("pretrained_cfg"))), **overlay}
+    fetched = pretrained and not any(named.get(source) for source in ("file", "state_dict", "hf_hub_id", "source"))
+    if fetched:
+        state_dict = _download(build, variant, rules, by_hand, **kwargs)
+        kwargs["pretrained_cfg_overlay"] = {**overlay, "state_dict": state_dict}
     feature_cfg = {"out_indices": out_indices, "feature_cls": "getter"}
-    return build_model_with_cfg(build, variant, pretrained, feature_cfg=feature_cfg, **kwargs)
+    model: Any = build_model_with_cfg(
+        build, variant, pretrained, feature_cfg=feature_cfg, pretrained_filter_fn=fit_positions, **kwargs
+    )
+    if fetched:
+        # what was loaded is not part of the model's description
+        for part in (model, getattr(model, "model", None)):
+            if part is not None and hasattr(part, "pretrained_cfg"):
+                part.pretrained_cfg.pop("state_dict", None)
+    return model
+
+
+def _as_dict(cfg: Any) -> dict[str, Any]:
+    """timm's configuration of a model's weights; a name of one holds no source."""
+    if cfg is None or isinstance(cfg, str):
+        return {}
+    return dict(cfg) if isinstance(cfg, Mapping) else dict(cfg.to_dict())
 
 
 def _download(build: Callable[..., nn.Module], variant: str, rules: KeyRules, by_hand: str, **kwargs: Any) -> Any:
     cfg = get_pretrained_cfg(variant, allow_unregistered=False)
     if cfg is None or not cfg.url:
-        raise ValueError(
-            f"the weights of {variant} cannot be downloaded directly: get the file from {by_hand}, then "
-            f"`softline convert FILE DIRECTORY --model {variant}` and timm.create_model('local-dir:DIRECTORY')"
-        )
+        raise ValueError(_where(variant, by_hand))
     path = download_cached_file(cfg.url, check_hash=False, cache_dir=kwargs.get("cache_dir"))
     state_dict = rename_keys(load_official(path), rules)
     # the authors publish no hash: a file is what it claims if it fits the published model
@@ -183,7 +207,21 @@ def _download(build: Callable[..., nn.Module], variant: str, rules: KeyRules, by
     return state_dict
 
 
+def _where(variant: str, by_hand: str) -> str:
+    """How to get weights that cannot be downloaded."""
+    if variant.endswith("_micro"):
+        return f"{variant} is softline's own and has no published weights: train it"
+    family, _, size = variant.rpartition("_")
+    if family in ("soft", "softpp"):
+        return f"no weights of {variant} are published; those of the released code are of {family}_release_{size}"
+    return (
+        f"the weights of {variant} cannot be downloaded directly: get the file from {by_hand}, then `softline convert "
+        f"FILE DIRECTORY --model {variant}` and timm.create_model('local-dir:DIRECTORY', pretrained=True)"
+    )
+
+
 def _published(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The options of the model as published: only its architecture is kept, and nothing is allocated."""
-    changed = ("num_classes", "in_chans", "features_only", "out_indices", "global_pool", "img_size", "dtype")
+    changed = {"num_classes", "in_chans", "features_only", "feature_cls", "out_indices", "global_pool", "img_size"}
+    changed |= {"dtype", "pretrained_cfg", "pretrained_cfg_overlay"}
     return {**{key: value for key, value in kwargs.items() if key not in changed}, "device": "meta"}

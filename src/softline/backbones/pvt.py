@@ -29,11 +29,13 @@ from softline.backbones.backbone import (
     Stage,
     build_attention,
     build_on,
+    check_stages,
     drop_path_rates,
     grid_of,
     inline_cfg,
     least_image,
     per_stage,
+    required,
 )
 from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
 from softline.layers.blocks import PreNormBlock
@@ -161,6 +163,9 @@ def pvt_backbone(
     sr_ratios: spatial reduction of softmax stages, and landmark cells of attentions that have them.
     attention_options: further options of the attention; where stages differ, of those that do not have softmax.
     """
+    check_stages(
+        4, embed_dims=embed_dims, num_heads=num_heads, mlp_ratios=mlp_ratios, depths=depths, sr_ratios=sr_ratios
+    )
     names = per_stage(attention, 4)
     mixed = len(set(names)) > 1
     rates = drop_path_rates(drop_path_rate, depths)
@@ -273,8 +278,7 @@ def inline_micro(pretrained: bool = False, **kwargs: Any) -> Backbone:
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     """The network that the released code builds; the depths differ between its models and are needed."""
-    if "depths" not in config:
-        raise ValueError(f"config of {family} must have depths, got only {', '.join(config) or 'nothing'}")
+    required(config, family, "depths")
     kinds = config.get("attn_type", "IIII")
     if len(kinds) != 4 or set(kinds) - set(RELEASE_ATTENTIONS):
         raise ValueError(f"attn_type must be I (InLine) or S (softmax) for each of four stages, got {kinds!r}")

@@ -27,11 +27,13 @@ from softline.backbones.backbone import (
     Stage,
     build_attention,
     build_on,
+    check_stages,
     drop_path_rates,
     grid_of,
     imagenet_cfg,
     least_image,
     per_stage,
+    required,
 )
 from softline.backbones.official import KeyRules, create_backbone
 from softline.layers.blocks import PostNormBlock, PreNormBlock
@@ -71,12 +73,14 @@ def soft_backbone(
     attention: for all stages, or one name for each; a single name leaves stage 4 to ``stage4``.
     stage4: "softmax" for pre-norm softmax blocks as released, "soft" for the same blocks as in the other stages.
     overlap: False embeds patches without overlap (Table 11b).
-    attention_options: further options of the attention in the stages that do not have softmax.
+    attention_options: further options of the attention; where stages differ, of those that do not have softmax.
     """
     check_option("stage4", stage4, get_args(Stage4))
+    check_stages(4, embed_dims=embed_dims, num_heads=num_heads, depths=depths, ratios=ratios, value_convs=value_convs)
     names = per_stage(attention, 4)
     if isinstance(attention, str) and stage4 == "softmax":
         names[3] = "softmax"
+    mixed = len(set(names)) > 1
     rates = drop_path_rates(drop_path_rate, depths)
 
     def stage(index: int) -> Stage:
@@ -88,7 +92,7 @@ def soft_backbone(
             "value_conv": value_convs[index],
             "max_tokens": prefix + grid_size[0] * grid_size[1],
         }
-        options = {} if names[index] == "softmax" else attention_options or {}
+        options = {} if mixed and names[index] == "softmax" else attention_options or {}
 
         def block(rate: float) -> nn.Module:
             attend = build_attention(
@@ -118,7 +122,7 @@ def soft_backbone(
             global_pool=global_pool,
             drop_rate=drop_rate,
             img_size=img_size,
-            min_size=least_image(names, ratios, STRIDES),
+            min_size=least_image(names, [(attention_options or {}).get("ratio", r) for r in ratios], STRIDES),
         )
 
     return build_on(device, dtype, build)
@@ -168,8 +172,10 @@ def _create(variant: str, pretrained: bool, **kwargs: Any) -> Backbone:
 
 
 def _create_release(family: str, size: str, pretrained: bool, **kwargs: Any) -> Backbone:
-    args = {"attention": family, "stage4": "softmax", "attention_options": RELEASE_OPTIONS[family]}
-    return _create(f"{family}_release_{size}", pretrained, **{**args, **kwargs})
+    args: dict[str, Any] = {"attention": family, "stage4": "softmax", **kwargs}
+    if args["attention"] in RELEASE_OPTIONS:
+        args.setdefault("attention_options", RELEASE_OPTIONS[args["attention"]])
+    return _create(f"{family}_release_{size}", pretrained, **args)
 
 
 @register_model
@@ -314,6 +320,7 @@ def softpp_micro(pretrained: bool = False, **kwargs: Any) -> Backbone:
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     """The network that the released code builds from its constructor arguments."""
+    required(config, family, "embed_dims", "num_heads", "depths", "sr_ratios")
     return soft_backbone(
         embed_dims=config["embed_dims"],
         num_heads=config["num_heads"],

@@ -26,15 +26,18 @@ from softline.backbones.backbone import (
     block_attentions,
     build_attention,
     build_on,
+    check_stages,
     drop_path_rates,
     grid_of,
     inline_cfg,
+    required,
 )
 from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
 from softline.layers.blocks import PreNormBlock
 from softline.layers.embed import PatchEmbed
 from softline.layers.grid import GridSize, as_pair
 from softline.layers.windows import WindowedAttention
+from softline.ops.inputs import check_integer
 
 NORM_EPS = 1e-5
 
@@ -133,11 +136,14 @@ def swin_backbone(
     stage_types: see `block_attentions`.
     attention_options: further options of the attention in the blocks that do not have softmax.
     """
+    check_integer("window_size", window_size, 1)
+    check_stages(len(depths), num_heads=num_heads)
     names = block_attentions(attention, stage_types, depths)
     rates = drop_path_rates(drop_path_rate, depths)
     strides = [4 * 2**index for index in range(len(depths))]
     small_windows = max(7, window_size // 8) if softmax_windows is None else softmax_windows
     small = [small_windows] * len(depths) if isinstance(small_windows, int) else list(small_windows)
+    check_stages(len(depths), softmax_windows=small)
 
     def attend(index: int, block: int) -> nn.Module:
         dim, heads, shifted = embed_dim * 2**index, num_heads[index], block % 2 == 1
@@ -226,6 +232,7 @@ def inline_swin_base_384(pretrained: bool = False, **kwargs: Any) -> Backbone:
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     """The network that the released code builds from its constructor arguments."""
+    required(config, family, "img_size", "embed_dim", "depths", "num_heads", "window_size", "attn_type")
     depths, window, img_size = config["depths"], config["window_size"], config["img_size"]
     patch_size = config.get("patch_size", 4)
     if patch_size != 4:

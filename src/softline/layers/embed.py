@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softline.layers.grid import GridSize
+from softline.ops.inputs import check_integer, widen
 
 
 def pad_to_whole(maps: Tensor, patch: int) -> Tensor:
@@ -22,8 +23,7 @@ def pad_to_whole(maps: Tensor, patch: int) -> Tensor:
 class PatchEmbed(nn.Module):
     """One convolution: maps [B, C, H, W] -> tokens [B, N, dim] and their grid.
 
-    With ``padding=0`` and ``stride == kernel_size`` the patches do not overlap, and maps are zero-padded at the bottom
-    and the right to whole patches.
+    Maps are zero-padded at the bottom and the right to a multiple of the stride, so that no pixel is left out.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class PatchEmbed(nn.Module):
         norm_layer: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
+        check_integer("in_chans", in_chans, 1)
         self.proj = nn.Conv2d(in_chans, dim, kernel_size, stride=stride, padding=padding)
         self.norm = nn.Identity() if norm_layer is None else norm_layer(dim)
-        self.whole_patches = kernel_size if stride == kernel_size and padding == 0 else 1
+        self.stride = stride
 
     def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
-        maps = pad_to_whole(maps, self.whole_patches)
-        maps = self.proj(maps)
+        maps = self.proj(pad_to_whole(maps, self.stride))
         return self.norm(maps.flatten(2).mT), (maps.shape[2], maps.shape[3])
 
 
@@ -56,6 +56,7 @@ class ConvEmbed(nn.Module):
 
     def __init__(self, in_chans: int, widths: list[int], strides: list[int], *, overlap: bool = True) -> None:
         super().__init__()
+        check_integer("in_chans", in_chans, 1)
         if not overlap:
             stride = 1
             for step in strides:
@@ -98,10 +99,14 @@ class PositionEmbed(nn.Module):
         """[1, num_prefix_tokens + H*W, dim] for another grid."""
         if grid_size == self.grid_size:
             return self.weight
-        prefix, positions = self.weight[:, : self.num_prefix_tokens], self.weight[:, self.num_prefix_tokens :]
-        maps = positions.mT.unflatten(-1, self.grid_size).float()
+        return self.resize(self.weight, self.grid_size, grid_size)
+
+    def resize(self, weight: Tensor, old: GridSize, new: GridSize) -> Tensor:
+        """Embeddings of one grid interpolated to another; those of prefix tokens stay."""
+        prefix, positions = weight[:, : self.num_prefix_tokens], weight[:, self.num_prefix_tokens :]
+        maps = widen(positions.mT.unflatten(-1, old))
         antialias = self.mode == "bicubic"  # as timm resizes position embeddings
-        maps = F.interpolate(maps, size=grid_size, mode=self.mode, align_corners=False, antialias=antialias)
+        maps = F.interpolate(maps, size=new, mode=self.mode, align_corners=False, antialias=antialias)
         return torch.cat([prefix, maps.flatten(2).mT.to(prefix.dtype)], dim=1)
 
     @torch.no_grad()
