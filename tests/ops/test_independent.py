@@ -1,4 +1,4 @@
-"""The rival operators against implementations that others published on PyPI.
+"""The rival operators against implementations that others published as packages.
 
 Both sides get the same weights and inputs in float64; values and gradients may differ by rounding only. A package that
 is not installed skips its tests. What the other side does differently is named where it is evened out.
