@@ -225,6 +225,14 @@ def test_another_native_image_size_keeps_the_output(name):
     assert isinstance(model, Backbone)
 
 
+def test_patches_of_soft_may_be_embedded_without_overlap():
+    model = build("softpp_micro", overlap=False, features_only=True)
+    convolutions = [stage.embed.layers[0] for stage in model.model.stages]
+    assert [conv.kernel_size for conv in convolutions] == [conv.stride for conv in convolutions]
+    shapes = [feature.shape[2:] for feature in model(torch.randn(1, 3, 75, 47))]
+    assert shapes == [(19, 12), (10, 6), (5, 3), (3, 2)]
+
+
 def test_images_that_are_too_small_are_named():
     model = build("soft_tiny")
     with pytest.raises(ValueError, match="images must be at least 29x29 pixels, got 28x64"):

@@ -39,7 +39,7 @@ from softline.backbones.backbone import (
 )
 from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
 from softline.layers.blocks import PreNormBlock
-from softline.layers.embed import PatchEmbed, PositionEmbed
+from softline.layers.embed import PatchEmbed, PositionEmbed, pad_to_whole
 from softline.layers.grid import GridSize, check_grid
 from softline.ops.inputs import check_integer, check_mask, check_option, hide, hide_scores, saturate, widen
 
@@ -105,9 +105,9 @@ class SpatialReductionAttention(nn.Module):
         cell_mask = None
         if key_mask is not None:
             x = x.masked_fill(~key_mask[..., None], 0)
-            real = self._whole_cells(key_mask.unflatten(-1, grid_size)[:, None].float())
+            real = pad_to_whole(key_mask.unflatten(-1, grid_size)[:, None].float(), self.ratio)
             cell_mask = F.max_pool2d(real, self.ratio).flatten(1) > 0
-        maps = self._whole_cells(x.mT.unflatten(-1, grid_size))
+        maps = pad_to_whole(x.mT.unflatten(-1, grid_size), self.ratio)
         cells = self.norm(self.sr(maps).flatten(2).mT)  # [B, M, C]
         parts = [self.dim, 2 * self.dim]
         weights = self.qkv.weight.split(parts)
@@ -121,10 +121,6 @@ class SpatialReductionAttention(nn.Module):
         out = self.proj(attended.transpose(1, 2).flatten(2))
         out = saturate(out, out.dtype)
         return out if key_mask is None else out.masked_fill(~key_mask[..., None], 0)
-
-    def _whole_cells(self, maps: Tensor) -> Tensor:
-        height, width = maps.shape[-2:]
-        return F.pad(maps, (0, -width % self.ratio, 0, -height % self.ratio))
 
     def _members(self, grid_size: GridSize, key_mask: Tensor | None, like: Tensor) -> Tensor:
         """1 where a real token lies in a cell: [B or 1, 1, N, M]."""

@@ -1,5 +1,6 @@
 """Patch embeddings (images or maps to tokens) and position embeddings."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -58,10 +59,7 @@ class ConvEmbed(nn.Module):
         super().__init__()
         check_integer("in_chans", in_chans, 1)
         if not overlap:
-            stride = 1
-            for step in strides:
-                stride *= step
-            widths, strides = widths[-1:], [stride]
+            widths, strides = widths[-1:], [math.prod(strides)]
         layers: list[nn.Module] = []
         for before, width, stride in zip([in_chans, *widths], widths, strides, strict=False):
             kernel, padding = (3, 1) if overlap else (stride, 0)
