@@ -1,0 +1,241 @@
+"""Read recipes from YAML and the command line, write them back, and tell two apart.
+
+Unknown keys, wrong types and values out of range fail with the key's name. A file may build on another one:
+``base: NAME`` takes over everything that the file does not say itself.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from softline.engine.recipe import RECIPE_TYPES, Recipe
+from softline.ops.inputs import check_option
+
+# a resumed run may change these: they do not alter what is learnt
+FREE_KEYS = frozenset(
+    {
+        "output",
+        "workers",
+        "eval_batch_size",
+        "eval_every",
+        "save_every",
+        "log_every",
+        "device",
+        "accumulate",
+        "strategy",
+    }
+)
+
+
+def list_recipes() -> list[str]:
+    """Names of the recipes inside the package."""
+    root = files("softline") / "recipes"
+    return sorted(entry.name.removesuffix(".yaml") for entry in root.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of that name inside the package, or in that YAML file, with ``--key value`` overrides."""
+    return read_recipe(_content(name), overrides, where=name)
+
+
+def parse_recipe(text: str, overrides: Sequence[str] = (), *, where: str = "recipe") -> Recipe:
+    """A recipe from YAML."""
+    return read_recipe(_resolve(_parse(text, where), Path(), (where,)), overrides, where=where)
+
+
+def read_recipe(content: dict[str, Any], overrides: Sequence[str] = (), *, where: str = "recipe") -> Recipe:
+    """A recipe from nested keys and values and ``--key value`` (or ``--key=value``) overrides."""
+    from jsonargparse import ArgumentError
+
+    if "task" not in content:
+        raise ValueError(f"{where} has no key 'task': one of {', '.join(RECIPE_TYPES)}")
+    check_option("task", content["task"], RECIPE_TYPES)
+    kind = RECIPE_TYPES[content["task"]]
+    _check_keys(content, kind, where)
+    parser = _parser(kind)
+    try:
+        merged = parser.parse_args(_join_overrides(overrides, kind), namespace=parser.parse_object(content))
+        return kind(**vars(parser.instantiate_classes(merged)))
+    except ArgumentError as error:
+        raise ValueError(f"{where}: {_tidy(str(error))}") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The whole recipe as YAML that ``load_recipe`` reads back."""
+    import yaml
+
+    return yaml.safe_dump(to_dict(recipe), sort_keys=False)
+
+
+def to_dict(recipe: Recipe) -> dict[str, Any]:
+    """Plain numbers, strings, lists and dictionaries."""
+    plain: dict[str, Any] = _plain(dataclasses.asdict(recipe))
+    return plain
+
+
+def differing_keys(old: Recipe, new: Recipe) -> list[str]:
+    """Keys by which two recipes train differently."""
+    before, after = _flat(to_dict(old)), _flat(to_dict(new))
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return [key for key in keys if key.split(".")[0] not in FREE_KEYS]
+
+
+def _content(name: str, chain: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the recipe and those it builds on say."""
+    if name in chain:
+        raise ValueError(f"recipes build on each other in a circle: {' -> '.join((*chain, name))}")
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        check_recipe_name(name)
+        entry = files("softline") / "recipes" / f"{name}.yaml"
+        return _resolve(_parse(entry.read_text(), name), Path(), (*chain, name))
+    if not path.is_file():
+        raise ValueError(f"no such recipe file: {name}")
+    return _resolve(_parse(path.read_text(), name), path.parent, (*chain, name))
+
+
+def check_recipe_name(name: str) -> None:
+    names = list_recipes()
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(f"no recipe is named {name!r}.{hint} `softline train --list` lists them; a file ends in .yaml")
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    import yaml
+    from jsonargparse import get_loader
+
+    try:
+        # safe, and unlike yaml's own reads 1e-3 as a number
+        content = get_loader("yaml")(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{where} is not YAML: {_tidy(str(error))}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} must hold keys and values, such as 'task: classification', got {content!r}")
+    return content
+
+
+def _resolve(content: dict[str, Any], folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
+    base = content.pop("base", None)
+    if base is None:
+        return content
+    if not isinstance(base, str):
+        raise ValueError(f"{chain[-1]}: base must be the name of a recipe or a .yaml file, got {base!r}")
+    if base.endswith((".yaml", ".yml")):
+        base = str(folder / base)
+    return merge(_content(base, chain), content)
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes``, section by section."""
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = merge(base[key], value) if both else value
+    return merged
+
+
+def _parser(kind: type[Recipe]) -> Any:
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False, add_help=False, default_env=False)
+    parser.add_class_arguments(kind, None)
+    return parser
+
+
+def recipe_keys(kind: type[Recipe]) -> list[str]:
+    """Every key of a recipe, dotted."""
+    keys = []
+    for entry in dataclasses.fields(kind):
+        section = _section(entry.type)
+        if section is None:
+            keys.append(entry.name)
+        else:
+            keys += [f"{entry.name}.{inner}" for inner in recipe_keys(section)]
+    return keys
+
+
+def _section(annotation: Any) -> type[Any] | None:
+    """The dataclass in an annotation such as ``EmaRecipe | None``."""
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if dataclasses.is_dataclass(candidate):
+            assert isinstance(candidate, type)
+            return candidate
+    return None
+
+
+def _check_keys(content: dict[str, Any], kind: type[Any], where: str, prefix: str = "") -> None:
+    fields = {entry.name: entry for entry in dataclasses.fields(kind)}
+    for key, value in content.items():
+        if key not in fields:
+            raise ValueError(f"{where}: unknown key {prefix}{key}{_suggest(str(key), list(fields), prefix)}")
+        section = _section(fields[key].type)
+        if section is not None and isinstance(value, dict):
+            _check_keys(value, section, where, f"{prefix}{key}.")
+
+
+def _join_overrides(overrides: Sequence[str], kind: type[Recipe]) -> list[str]:
+    """The overrides as ``--key=value``, their keys checked."""
+    joined: list[str] = []
+    for part in overrides:
+        if part.startswith("--"):
+            joined.append(part)
+        elif joined and "=" not in joined[-1]:
+            joined[-1] += f"={part}"
+        else:
+            raise ValueError(f"expected --key value, got {part!r}")
+    keys = recipe_keys(kind)
+    open_keys = tuple(f"{key}." for key in keys if key.endswith("options"))
+    for part in joined:
+        key, _, value = part[2:].partition("=")
+        if key not in keys and not key.startswith(open_keys) and not any(k.startswith(f"{key}.") for k in keys):
+            raise ValueError(f"unknown key {key}{_suggest(key, keys)}")
+        if not value:
+            raise ValueError(f"--{key} needs a value")
+    return joined
+
+
+def _suggest(key: str, keys: Sequence[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(key, keys, 1) or [known for known in keys if known.split(".")[-1] == key][:1]
+    return (
+        f"; did you mean {prefix}{near[0]}?" if near else f"; known are {', '.join(prefix + known for known in keys)}"
+    )
+
+
+def _tidy(message: str) -> str:
+    """jsonargparse's or yaml's message on one line, in words."""
+    message = re.sub(r"\s+", " ", message).strip()
+    message = re.sub(r"the following arguments are required: (.*)", r"missing key \1", message)
+    message = re.sub(r'Parser key "(.+?)": Expected an? (.+?)\. Got value: (.*)', r"\1 must be a \2, got \3", message)
+    message = re.sub(
+        r'Parser key "(.+?)": Does not validate against .*?Subtypes: \[(.+)\] Errors: .* Given value: (.*)',
+        r"\1 must be one of \2, got \3",
+        message,
+    )
+    message = re.sub(r"<class '(\w+)'>", r"\1", message).replace("NoneType", "null")
+    return re.sub(r"a typing\.Literal\[(.+?)\]", r"one of \1", message)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

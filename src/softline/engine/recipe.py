@@ -1,0 +1,231 @@
+"""Recipes: everything that decides a training run, typed and checked, before any data is touched."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Strategy = Literal["ddp", "fsdp"]
+CropMode = Literal["center", "squash", "border"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecipe:
+    name: str
+    """Any model of timm.create_model, softline's included."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Its keyword arguments: attention, attention_options, drop_path_rate, ..."""
+    pretrained: bool = False
+    """Start from the published weights."""
+    checkpoint: str | None = None
+    """Start from the weights of this checkpoint; positions and classifier are fitted to this recipe's."""
+    grad_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    channels_last: bool = False
+    compile: bool = False
+    """Train through torch.compile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageData:
+    source: str
+    """embedded, fashion-mnist, a directory DIR/<split>/<class>/*.jpg, a .tar file, or a name that timm.data reads
+    (torch/..., hfds/..., hfids/..., wds/..., tfds/...)."""
+    root: str | None = None
+    """Where a timm.data name keeps its files."""
+    train_split: str = "train"
+    val_split: str = "val"
+    image_size: int | None = None
+    """Side of the square training and test images; the model's own by default."""
+    mean: tuple[float, ...] | None = None
+    """Of the channels, in 0 to 1; the model's own by default."""
+    std: tuple[float, ...] | None = None
+    interpolation: Literal["bicubic", "bilinear", "nearest", "lanczos"] = "bicubic"
+    crop_pct: float | None = None
+    """Test images are resized to image_size / crop_pct, then cropped; the model's own by default."""
+    crop_mode: CropMode = "center"
+    """How test images are resized: the shorter side (center), both sides (squash), the longer side (border)."""
+    skip_corrupt: bool = False
+    """Look for unreadable images first and leave them out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    scale: tuple[float, float] = (0.08, 1.0)
+    """Area of the random crop."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Aspect ratio of the random crop."""
+    hflip: float = 0.5
+    color_jitter: float = 0.0
+    """Not used together with auto_augment, as in timm."""
+    auto_augment: str | None = None
+    """timm's notation, such as rand-m9-mstd0.5-inc1."""
+    random_interpolation: bool = False
+    """Bilinear or bicubic by chance, instead of data.interpolation."""
+    erase_prob: float = 0.0
+    erase_mode: Literal["const", "rand", "pixel"] = "pixel"
+    erase_count: int = 1
+    mixup: float = 0.0
+    """Alpha of mixup; 0 is off."""
+    cutmix: float = 0.0
+    """Alpha of cutmix; 0 is off."""
+    mixup_prob: float = 1.0
+    """Probability that a batch is mixed at all."""
+    switch_prob: float = 0.5
+    """Probability of cutmix where both are on."""
+    smoothing: float = 0.0
+    """Of the labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerRecipe:
+    name: str = "adamw"
+    """Any optimizer of timm."""
+    lr: float
+    lr_batch: int | None = None
+    """All learning rates hold for this batch size and are scaled in proportion to the recipe's."""
+    weight_decay: float = 0.05
+    """Of matrices and kernels; biases, norms and what the model names have none."""
+    layer_decay: float | None = None
+    """Factor of the learning rate from one layer to the one before it."""
+    clip_norm: float | None = None
+    """Gradients are scaled down to at most this norm."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the optimizer: betas, eps, momentum, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleRecipe:
+    name: Literal["cosine", "step", "multistep", "poly", "tanh"] = "cosine"
+    epochs: float
+    warmup_epochs: float = 0.0
+    """The first of the epochs: the learning rate rises from warmup_lr."""
+    cooldown_epochs: float = 0.0
+    """Further epochs at the final learning rate."""
+    warmup_lr: float = 1e-6
+    min_lr: float = 0.0
+    decay_rate: float = 0.1
+    """Of step and multistep."""
+    decay_epochs: float = 30.0
+    """Of step."""
+    milestones: tuple[float, ...] = ()
+    """Epochs of multistep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmaRecipe:
+    decay: float
+    warmup: bool = False
+    """Let the decay rise towards its value, for short runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What every task's recipe has."""
+
+    task: str
+    output: str
+    """Directory of checkpoints and logs."""
+    seed: int = 0
+    batch_size: int
+    """Samples in one step of the optimizer, over all processes and accumulation: results do not depend on either."""
+    accumulate: int = 1
+    """Backward passes in one step."""
+    eval_batch_size: int | None = None
+    """In each process; by default batch_size / accumulate / processes."""
+    workers: int = 0
+    """Loading processes for each training process."""
+    optimizer: OptimizerRecipe
+    schedule: ScheduleRecipe
+    ema: EmaRecipe | None = None
+    """Average the weights; the average is what is evaluated."""
+    precision: Precision = "fp32"
+    strategy: Strategy = "ddp"
+    """How several processes share the model: a copy each (ddp) or shards of it (fsdp, torch's fully_shard)."""
+    device: Literal["auto", "cpu"] = "auto"
+    eval_every: int = 1
+    """Epochs between evaluations; the last one always is."""
+    save_every: int | None = None
+    """Steps between checkpoints, beside the one after each epoch."""
+    log_every: int = 20
+    """Steps between log lines."""
+
+    def __post_init__(self) -> None:
+        check_range("batch_size", self.batch_size, 1)
+        check_range("accumulate", self.accumulate, 1)
+        check_range("workers", self.workers, 0)
+        check_range("eval_every", self.eval_every, 1)
+        check_range("log_every", self.log_every, 1)
+        for name in ("eval_batch_size", "save_every"):
+            if (value := getattr(self, name)) is not None:
+                check_range(name, value, 1)
+        check_range("optimizer.lr", self.optimizer.lr, 0, open_low=True)
+        check_range("optimizer.weight_decay", self.optimizer.weight_decay, 0)
+        check_range("schedule.epochs", self.schedule.epochs, 0, open_low=True)
+        check_range("schedule.warmup_epochs", self.schedule.warmup_epochs, 0, self.schedule.epochs)
+        check_range("schedule.cooldown_epochs", self.schedule.cooldown_epochs, 0)
+        if self.optimizer.clip_norm is not None:
+            check_range("optimizer.clip_norm", self.optimizer.clip_norm, 0, open_low=True)
+        if self.optimizer.lr_batch is not None:
+            check_range("optimizer.lr_batch", self.optimizer.lr_batch, 1)
+        if self.optimizer.layer_decay is not None:
+            check_range("optimizer.layer_decay", self.optimizer.layer_decay, 0, 1, open_low=True)
+        if self.ema is not None:
+            check_range("ema.decay", self.ema.decay, 0, 1)
+        if self.strategy == "fsdp" and self.precision == "fp16":
+            raise ValueError("strategy fsdp has no loss scaling for precision fp16: use bf16")
+
+    @property
+    def lr_scale(self) -> float:
+        return 1.0 if self.optimizer.lr_batch is None else self.batch_size / self.optimizer.lr_batch
+
+    def replace(self, **changes: Any) -> "Recipe":
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationRecipe(Recipe):
+    model: ModelRecipe
+    data: ImageData
+    augment: Augment = field(default_factory=Augment)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data.image_size is not None:
+            check_range("data.image_size", self.data.image_size, 1)
+        if self.data.crop_pct is not None:
+            check_range("data.crop_pct", self.data.crop_pct, 0, 1, open_low=True)
+        for name in ("hflip", "erase_prob", "mixup_prob", "switch_prob"):
+            check_range(f"augment.{name}", getattr(self.augment, name), 0, 1)
+        for name in ("color_jitter", "mixup", "cutmix"):
+            check_range(f"augment.{name}", getattr(self.augment, name), 0)
+        check_range("augment.smoothing", self.augment.smoothing, 0, 1, open_high=True)
+        low, high = self.augment.scale
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"augment.scale must be two areas 0 < low <= high <= 1, got {self.augment.scale}")
+        if (self.augment.mixup or self.augment.cutmix) and self.batch_size % 2:
+            raise ValueError(
+                f"mixup and cutmix pair the images of a batch: batch_size must be even, got {self.batch_size}"
+            )
+
+
+RECIPE_TYPES: dict[str, type[Recipe]] = {"classification": ClassificationRecipe}
+
+
+def check_range(
+    name: str,
+    value: float,
+    low: float,
+    high: float | None = None,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    """Raise unless ``low <= value <= high``; an open bound is itself excluded. NaN is never in range."""
+    above = value > low if open_low else value >= low
+    below = high is None or (value < high if open_high else value <= high)
+    if not (above and below):
+        rule = f"{'above' if open_low else 'at least'} {low:g}"
+        if high is not None:
+            rule += f" and {'below' if open_high else 'at most'} {high:g}"
+        raise ValueError(f"{name} must be {rule}, got {value}")
