@@ -40,11 +40,13 @@ class ImageData:
     mean: tuple[float, ...] | None = None
     """Of the channels, in 0 to 1; the model's own by default."""
     std: tuple[float, ...] | None = None
-    interpolation: Literal["bicubic", "bilinear", "nearest", "lanczos"] = "bicubic"
+    interpolation: Literal["bicubic", "bilinear", "nearest", "lanczos"] | None = None
+    """The model's own by default."""
     crop_pct: float | None = None
     """Test images are resized to image_size / crop_pct, then cropped; the model's own by default."""
-    crop_mode: CropMode = "center"
-    """How test images are resized: the shorter side (center), both sides (squash), the longer side (border)."""
+    crop_mode: CropMode | None = None
+    """How test images are resized: the shorter side (center), both sides (squash), the longer side (border); the
+    model's own by default."""
     skip_corrupt: bool = False
     """Look for unreadable images first and leave them out."""
 
@@ -61,7 +63,7 @@ class Augment:
     auto_augment: str | None = None
     """timm's notation, such as rand-m9-mstd0.5-inc1."""
     random_interpolation: bool = False
-    """Bilinear or bicubic by chance, instead of data.interpolation."""
+    """Bilinear or bicubic by chance in training, instead of data.interpolation."""
     erase_prob: float = 0.0
     erase_mode: Literal["const", "rand", "pixel"] = "pixel"
     erase_count: int = 1
