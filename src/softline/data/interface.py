@@ -1,0 +1,74 @@
+"""What every source of labelled images offers."""
+
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO, Protocol, runtime_checkable
+
+from PIL import Image, UnidentifiedImageError
+
+# what Pillow raises for truncated, empty, oversized and mislabelled files; UnidentifiedImageError is an OSError
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
+
+
+class CorruptImageError(ValueError):
+    """An image that cannot be decoded."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        # both arguments, so that the error survives the way out of a DataLoader worker
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
+
+    def __str__(self) -> str:
+        return f"{self.name} cannot be decoded ({self.reason}); repair or delete it, or leave it out by --skip-corrupt"
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """Images that can be read in any order, by several threads and processes."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names by label; empty if the source has none."""
+
+    def __len__(self) -> int: ...
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        """The decoded image and its label; `CorruptImageError` if it cannot be decoded."""
+
+    def name(self, index: int) -> str:
+        """The file, or where the image lies in the source."""
+
+
+@runtime_checkable
+class ImageStream(Protocol):
+    """Images that can only be read in order."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names by label; empty if the source has none."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[tuple[Image.Image, int]]: ...
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass."""
+
+
+def decode(file: BinaryIO, name: str) -> Image.Image:
+    """The whole image: a truncated file fails here, not where its pixels are first used."""
+    try:
+        image = Image.open(file)
+        image.load()
+    except UNREADABLE as error:
+        # with a number it comes from the operating system, such as a lost network drive: the image may be sound
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise CorruptImageError(name, _reason(error)) from error
+    return image
+
+
+def _reason(error: Exception) -> str:
+    # Pillow's text names the file object, which says nothing
+    text = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)
+    return text or type(error).__name__

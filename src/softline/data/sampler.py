@@ -1,0 +1,103 @@
+"""Which images each process reads, step by step."""
+
+from collections.abc import Iterator
+
+import torch
+from torch.utils.data import Sampler
+
+from softline.data.randomness import mix
+from softline.ops.inputs import check_integer
+
+
+class TrainBatches(Sampler[list[tuple[int, int]]]):
+    """The micro-batches of one process, over all epochs of a run, as keys (epoch, index).
+
+    Every epoch is one random order of all images; what is left after its last whole batch is not used. A batch is cut
+    into ``accumulate * processes`` equal chunks, and this process yields the chunks rank, rank + processes, ...: the
+    batch of a step is the same for every number of processes and accumulations.
+
+    length: number of training images.
+    batch_size: images of one optimizer step, over all processes and accumulations.
+    start_step, total_steps: the optimizer steps start_step .. total_steps - 1 are yielded.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        batch_size: int,
+        seed: int,
+        start_step: int,
+        total_steps: int,
+        rank: int = 0,
+        processes: int = 1,
+        accumulate: int = 1,
+    ) -> None:
+        check_integer("length", length, 1)
+        check_integer("batch_size", batch_size, 1)
+        check_integer("seed", seed, 0)
+        check_integer("start_step", start_step, 0)
+        check_integer("total_steps", total_steps, start_step)
+        check_integer("accumulate", accumulate, 1)
+        check_rank(rank, processes)
+        if batch_size > length:
+            raise ValueError(f"batch_size ({batch_size}) is larger than the number of training images ({length})")
+        if batch_size % (processes * accumulate):
+            raise ValueError(
+                f"batch_size ({batch_size}) must be divisible by processes ({processes}) * accumulate ({accumulate})"
+            )
+        self.length, self.batch_size, self.seed = length, batch_size, seed
+        self.start_step, self.total_steps = start_step, total_steps
+        self.rank, self.processes, self.accumulate = rank, processes, accumulate
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.length // self.batch_size
+
+    def __len__(self) -> int:
+        return (self.total_steps - self.start_step) * self.accumulate
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        step = self.start_step
+        while step < self.total_steps:
+            epoch, first = divmod(step, self.steps_per_epoch)
+            last = min(self.steps_per_epoch, first + self.total_steps - step)
+            order = self._order(epoch)
+            for batch in range(first, last):
+                yield from self._micro_batches(epoch, order[batch * self.batch_size : (batch + 1) * self.batch_size])
+            step += last - first
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        return torch.randperm(self.length, generator=torch.Generator().manual_seed(mix(self.seed, epoch)))
+
+    def _micro_batches(self, epoch: int, batch: torch.Tensor) -> Iterator[list[tuple[int, int]]]:
+        for chunk in batch.chunk(self.accumulate * self.processes)[self.rank :: self.processes]:
+            yield [(epoch, index) for index in chunk.tolist()]
+
+
+class EvalShard(Sampler[int]):
+    """The images of one process: rank, rank + processes, ...
+
+    Every process yields equally many, so that all run equally many forward passes; the last ones may be repeats, and
+    only the first ``valid`` count.
+    """
+
+    def __init__(self, length: int, *, rank: int = 0, processes: int = 1) -> None:
+        check_integer("length", length, 1)
+        check_rank(rank, processes)
+        self.length, self.rank, self.processes = length, rank, processes
+        self.valid = len(range(rank, length, processes))
+
+    def __len__(self) -> int:
+        return -(-self.length // self.processes)
+
+    def __iter__(self) -> Iterator[int]:
+        # past the end it starts over
+        return (index % self.length for index in range(self.rank, len(self) * self.processes, self.processes))
+
+
+def check_rank(rank: int, processes: int) -> None:
+    check_integer("processes", processes, 1)
+    check_integer("rank", rank, 0)
+    if rank >= processes:
+        raise ValueError(f"rank ({rank}) must be less than processes ({processes})")

@@ -1,0 +1,68 @@
+"""Where images come from, by name."""
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from softline.data import fashion_mnist
+from softline.data.folders import open_folder, open_tar
+from softline.data.interface import CorruptImageError, ImageSource, ImageStream
+from softline.data.timm_names import PACKAGES, open_timm
+
+__all__ = ["CorruptImageError", "ImageSource", "ImageStream", "check_same_classes", "open_source"]
+
+NAMES = ("embedded", "fashion-mnist", *(f"{kind}/" for kind in PACKAGES))
+
+
+def open_source(source: str, split: str, *, root: str | None = None) -> ImageSource | ImageStream:
+    """The labelled images of a split.
+
+    source: "embedded" (6,000 + 1,000 images of Fashion-MNIST, no download), "fashion-mnist" (all of it), a directory
+        ``DIR/<split>/<class>/*.jpg``, a .tar file of one, or timm's torch/..., hfds/..., hfids/..., tfds/..., wds/...
+    split: train, val or test; sets without "val" use their test images for it. Others as the dataset names them.
+    root: where fashion-mnist and timm's datasets lie or are downloaded to.
+    """
+    if not isinstance(source, str) or not source:
+        raise ValueError(f"source must be {_possible()}; got {source!r}")
+    kind, slash, name = source.partition("/")
+    if source == "fashion-mnist":
+        return fashion_mnist.full(split, root=root)
+    if kind in PACKAGES and name:
+        return open_timm(source, split, root=root)
+    if root is not None:
+        raise ValueError(f"root ({root}) is for fashion-mnist and timm's names; the source {source!r} has none")
+    if source == "embedded":
+        return fashion_mnist.embedded(split)
+    if Path(source).is_dir():
+        return open_folder(source, split)
+    if source.endswith(".tar") and Path(source).is_file():
+        return open_tar(source, split)
+    raise ValueError(_unknown(source, f"{kind}/" if slash else source))
+
+
+def check_same_classes(train: ImageSource | ImageStream, val: ImageSource | ImageStream) -> None:
+    """Both have the same classes in the same order; a source that does not name its classes is not compared."""
+    if not train.classes or not val.classes or train.classes == val.classes:
+        return
+    missing = [name for name in train.classes if name not in val.classes]
+    extra = [name for name in val.classes if name not in train.classes]
+    raise ValueError(
+        f"training and validation images must have the same classes, got {len(train.classes)} and {len(val.classes)}; "
+        f"missing in validation: {_some(missing)}; only in validation: {_some(extra)}"
+    )
+
+
+def _some(names: list[str], most: int = 10) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + more
+
+
+def _possible() -> str:
+    return f"a directory, a .tar file, or one of {', '.join(NAMES)}"
+
+
+def _unknown(source: str, start: str) -> str:
+    if Path(source).is_file():
+        return f"source {source!r} is a file but no .tar file; it must be {_possible()}"
+    close = get_close_matches(start, NAMES, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"source {source!r} does not exist; it must be {_possible()}{hint}"

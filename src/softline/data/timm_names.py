@@ -1,0 +1,166 @@
+"""Datasets by the names that timm gives them: torch/, hfds/, hfids/, tfds/ and wds/."""
+
+import inspect
+from collections.abc import Collection, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from PIL import Image
+
+from softline.data.interface import UNREADABLE, CorruptImageError, ImageSource, ImageStream, decode
+
+# the package that each kind of name needs: as imported, as installed
+PACKAGES = {
+    "torch": ("torchvision", "torchvision"),
+    "hfds": ("datasets", "datasets"),
+    "hfids": ("datasets", "datasets"),
+    "tfds": ("tensorflow_datasets", "tensorflow-datasets"),
+    "wds": ("webdataset", "webdataset"),
+}
+# the validation split has one of these names
+VALIDATION = ("val", "validation", "valid", "test")
+
+
+class TorchImages:
+    """A dataset of torchvision."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self.classes = tuple(map(str, getattr(dataset, "classes", ())))
+        self._dataset, self._name = dataset, name
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        try:
+            image, label = self._dataset[index]
+        except UNREADABLE as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise CorruptImageError(self.name(index), str(error)) from error
+        return image, int(label)
+
+    def name(self, index: int) -> str:
+        samples = getattr(self._dataset, "samples", None)
+        return str(samples[index][0]) if samples else f"{self._name}/{index}"
+
+
+class ReaderImages:
+    """A reader of timm that finds images by index."""
+
+    def __init__(self, reader: Any, name: str) -> None:
+        self.classes = _class_names(reader)
+        self._reader, self._name = reader, name
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        file, label = self._reader[index]
+        with file:
+            return decode(file, self.name(index)), int(label)
+
+    def name(self, index: int) -> str:
+        return self._reader.filename(index) or f"{self._name}/{index}"
+
+
+class ReaderStream:
+    """A reader of timm that yields images in order; it divides them among processes and workers itself."""
+
+    def __init__(self, reader: Any, name: str) -> None:
+        self.classes = _class_names(reader)
+        self._reader, self._name = reader, name
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+        if self._name.startswith("wds/") and self._reader.ds is None:
+            self._reader._lazy_init()
+            self._refuse_errors()
+        for image, label in self._reader:
+            yield image, int(label)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._reader.set_epoch(epoch)
+
+    def _refuse_errors(self) -> None:
+        """timm's stages log an image that cannot be read and go on; here they stop."""
+
+        def refuse(error: Exception) -> bool:
+            raise CorruptImageError(self._name, str(error)) from error
+
+        for stage in self._reader.ds.pipeline:
+            if "handler" in getattr(stage, "kw", {}):
+                stage.kw["handler"] = refuse
+
+
+def open_timm(source: str, split: str, *, root: str | None) -> ImageSource | ImageStream:
+    """A dataset such as torch/cifar10 or hfds/ORGANISATION/NAME.
+
+    root: where it lies or is downloaded to; wds/ needs it.
+    """
+    kind, _, name = source.partition("/")
+    module, package = PACKAGES[kind]
+    if find_spec(module) is None:
+        raise ValueError(f"the source {source!r} needs the package {package}: pip install {package}")
+    if kind in ("torch", "wds") and not root:
+        raise ValueError(f"the source {source!r} needs root: the directory that holds the data")
+    if kind == "torch":
+        return _open_torch(source, split, root)
+    split = _split_name(source, split, _splits(kind, name, root))
+    # by class, because timm.data.create_reader turns names and paths to lower case
+    reader_class = getattr(import_module(f"timm.data.readers.reader_{kind}"), f"Reader{kind.capitalize()}")
+    options = {"is_training": split == "train", "input_img_mode": "", "download": True}
+    known = inspect.signature(reader_class).parameters
+    reader = reader_class(name=name, root=root, split=split, **{k: v for k, v in options.items() if k in known})
+    label = f"{source}/{split}"
+    return ReaderImages(reader, label) if kind == "hfds" else ReaderStream(reader, label)
+
+
+def _open_torch(source: str, split: str, root: str | None) -> TorchImages:
+    # imports all of torchvision's datasets
+    from timm.data.dataset_factory import create_dataset
+
+    try:
+        # timm knows the split for evaluation as val or validation, not as test
+        dataset = create_dataset(source, root=root, split="val" if split == "test" else split, download=True)
+    except AssertionError as error:
+        raise ValueError(f"timm cannot open {source!r}: {error}") from error
+    return TorchImages(dataset, f"{source}/{split}")
+
+
+def _splits(kind: str, name: str, root: str | None) -> Collection[str]:
+    """The names of a dataset's splits."""
+    if kind == "wds":
+        return _wds_info(root)["splits"].keys()
+    if kind == "tfds":
+        return import_module("tensorflow_datasets").builder(name, data_dir=root).info.splits.keys()
+    return import_module("datasets").get_dataset_split_names(name)
+
+
+def _wds_info(root: str | None) -> dict[str, Any]:
+    info = import_module("timm.data.readers.reader_wds")._load_info(root)
+    if not isinstance(info.get("splits"), dict):
+        raise ValueError(
+            f'{root} must hold _info.json with {{"splits": {{"train": {{"name": ..., "num_samples": ..., '
+            '"filenames": [...], "shard_lengths": [...]}, ...}}'
+        )
+    return info
+
+
+def _split_name(source: str, split: str, known: Collection[str]) -> str:
+    names = VALIDATION if split == "val" else (split,)
+    found = next((name for name in names if name in known), None)
+    if found is None:
+        raise ValueError(f"{source} has no split {split!r}; it has {', '.join(sorted(known)) or 'none'}")
+    return found
+
+
+def _class_names(reader: Any) -> tuple[str, ...]:
+    """By label; empty for wds/, whose labels are numbers without names."""
+    by_name: dict[str, int] = reader.class_to_idx
+    if not by_name and hasattr(reader, "builder"):
+        return tuple(getattr(reader.builder.info.features.get("label"), "names", ()))
+    return tuple(sorted(by_name, key=lambda name: by_name[name]))
