@@ -51,15 +51,19 @@ def load_official(path: str | Path) -> dict[str, Tensor]:
     return _weights(content, path)
 
 
-def _load_pickle(path: Path) -> Any:
-    """torch's restricted reader, which knows tensors only, with the releases' settings let through as plain data."""
+def check_archive(path: Path) -> None:
+    """torch's files are zip archives, whose checksums torch itself does not compare."""
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is truncated or not a checkpoint: torch's, since 1.6, are zip archives")
-    # torch does not compare the archive's checksums
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
     if damaged is not None:
         raise ValueError(f"{path} is corrupt: the checksum of {damaged} is wrong")
+
+
+def _load_pickle(path: Path) -> Any:
+    """torch's restricted reader, which knows tensors only, with the releases' settings let through as plain data."""
+    check_archive(path)
     # numpy's own reader of a stored number, which moved between its versions
     type_of_scalar = np.float64(0).__reduce__()[0]
     harmless: list[Any] = [

@@ -1,0 +1,202 @@
+"""From a recipe to the task it names: model, data, transforms."""
+
+import difflib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.data import Mixup, resolve_model_data_config
+from torch import nn
+
+from softline.backbones import MODEL_NAMES
+from softline.backbones.official import check_keys, load_official
+from softline.data import (
+    ImageSource,
+    ImageStream,
+    LabelledImages,
+    StreamImages,
+    check_same_classes,
+    eval_transform,
+    find_corrupt,
+    open_source,
+    train_transform,
+    without,
+)
+from softline.engine.recipe import Augment, ClassificationRecipe, ImageData, ModelRecipe, Recipe
+from softline.tasks import Classification, Task
+
+Notify = Callable[[str], None]
+log = logging.getLogger(__name__)
+
+
+def build_task(recipe: Recipe, *, rank: int = 0, notify: Notify = log.info) -> Task:
+    """The task that the recipe names; ``notify`` hears what was left out of the data."""
+    assert isinstance(recipe, ClassificationRecipe), "every type of recipe has its builder"
+    return build_classification(recipe, rank=rank, notify=notify)
+
+
+def build_classification(recipe: ClassificationRecipe, *, rank: int = 0, notify: Notify = log.info) -> Classification:
+    train_source = _open(recipe.data, recipe.data.train_split, notify)
+    val_source = _open(recipe.data, recipe.data.val_split, notify)
+    check_same_classes(train_source, val_source)
+    classes = class_names(train_source, recipe.model)
+    model = build_model(recipe.model, len(classes), recipe.data.image_size)
+    settings = image_settings(model, recipe.data)
+    make_train = train_image_transform(recipe.augment, settings)
+    return Classification(
+        model,
+        _dataset(train_source, make_train, seed=recipe.seed, rank=rank, mode=settings["mode"]),
+        _dataset(val_source, eval_image_transform(settings), seed=recipe.seed, rank=rank, mode=settings["mode"]),
+        classes,
+        mixup=build_mixup(recipe.augment, len(classes)),
+        smoothing=recipe.augment.smoothing,
+        channels_last=recipe.model.channels_last,
+    )
+
+
+def build_model(recipe: ModelRecipe, num_classes: int, image_size: int | None = None, *, device: Any = None) -> nn.Module:
+    """The model, its classifier fitted to the classes and softline's positions to the images."""
+    check_model_name(recipe.name)
+    options: dict[str, Any] = {"num_classes": num_classes, **recipe.options}
+    if recipe.name in MODEL_NAMES and image_size is not None:
+        options.setdefault("img_size", image_size)
+    if device is not None:
+        options["device"] = device
+    try:
+        model = timm.create_model(recipe.name, pretrained=recipe.pretrained, **options)
+    except TypeError as error:
+        raise ValueError(f"model.options of {recipe.name}: {error}") from None
+    if recipe.checkpoint is not None:
+        load_weights(model, recipe.checkpoint, name=recipe.name)
+    if recipe.grad_checkpointing:
+        model.set_grad_checkpointing(True)
+    if recipe.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    return model
+
+
+def check_model_name(name: str) -> None:
+    # local-dir: and hf-hub: are for timm to resolve
+    if ":" in name or timm.is_model(name):
+        return
+    near = difflib.get_close_matches(name, [*MODEL_NAMES, *timm.list_models()], 3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "; `softline models` lists softline's"
+    raise ValueError(f"model.name: timm knows no model {name!r}{hint}")
+
+
+def load_weights(model: nn.Module, path: str, *, name: str) -> None:
+    """Start from a checkpoint: positions are interpolated, a classifier for other classes is left as it is."""
+    from softline.backbones.backbone import fit_positions
+
+    weights = fit_positions(load_official(Path(path)), model)
+    own = model.state_dict()
+    classifier = [key for key in own if key.startswith(f"{_classifier_name(model)}.")]
+    if any(key in weights and weights[key].shape != own[key].shape for key in classifier):
+        weights |= {key: own[key] for key in classifier}
+    check_keys(model, weights, f"{name} (model.checkpoint {path})")
+    model.load_state_dict(weights)
+
+
+def _classifier_name(model: nn.Module) -> str:
+    cfg: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+    return str(cfg.get("classifier") or "head")
+
+
+def image_settings(model: nn.Module, data: ImageData | None = None) -> dict[str, Any]:
+    """Size, mean, std, interpolation, crop and colour mode of the images: the recipe's, else the model's."""
+    cfg = resolve_model_data_config(model)
+    channels = int(getattr(model, "in_chans", cfg["input_size"][0]))
+    own = {
+        "image_size": cfg["input_size"][-1],
+        "mean": cfg["mean"],
+        "std": cfg["std"],
+        "interpolation": cfg["interpolation"],
+        "crop_pct": cfg["crop_pct"],
+        "crop_mode": cfg["crop_mode"],
+    }
+    given = {key: value for key in own if (value := getattr(data, key, None)) is not None}
+    settings = {**own, **given, "mode": _mode(channels)}
+    for key in ("mean", "std"):
+        if len(settings[key]) != channels:
+            # ImageNet's three numbers mean nothing for grey images
+            if key in given:
+                raise ValueError(f"data.{key} must have {channels} numbers for in_chans={channels}, got {given[key]}")
+            settings[key] = (sum(settings[key]) / len(settings[key]),) * channels
+    return settings
+
+
+def train_image_transform(augment: Augment, settings: dict[str, Any]) -> Any:
+    return train_transform(
+        settings["image_size"],
+        mean=settings["mean"],
+        std=settings["std"],
+        interpolation="random" if augment.random_interpolation else settings["interpolation"],
+        scale=augment.scale,
+        ratio=augment.ratio,
+        hflip=augment.hflip,
+        color_jitter=augment.color_jitter,
+        auto_augment=augment.auto_augment,
+        erase_prob=augment.erase_prob,
+        erase_mode=augment.erase_mode,
+        erase_count=augment.erase_count,
+    )
+
+
+def eval_image_transform(settings: dict[str, Any]) -> Any:
+    keys = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
+    return eval_transform(settings["image_size"], **{key: settings[key] for key in keys})
+
+
+def build_mixup(augment: Augment, num_classes: int) -> Mixup | None:
+    if not augment.mixup and not augment.cutmix:
+        return None
+    return Mixup(
+        mixup_alpha=augment.mixup,
+        cutmix_alpha=augment.cutmix,
+        prob=augment.mixup_prob,
+        switch_prob=augment.switch_prob,
+        mode="batch",
+        label_smoothing=augment.smoothing,
+        num_classes=num_classes,
+    )
+
+
+def class_names(source: ImageSource | ImageStream, model: ModelRecipe) -> tuple[str, ...]:
+    """The source's, or numbers where it has none but the recipe says how many."""
+    if source.classes:
+        return source.classes
+    if "num_classes" not in model.options:
+        raise ValueError("the data does not name its classes: say how many by --model.options.num_classes")
+    return tuple(str(index) for index in range(model.options["num_classes"]))
+
+
+def _open(data: ImageData, split: str, notify: Notify) -> ImageSource | ImageStream:
+    source = open_source(data.source, split, root=data.root)
+    return leave_out_corrupt(source, split, notify) if data.skip_corrupt else source
+
+
+def leave_out_corrupt(source: ImageSource | ImageStream, split: str, notify: Notify) -> ImageSource:
+    """The images that can be decoded; how many cannot, and which, goes to ``notify``."""
+    if isinstance(source, ImageStream):
+        raise ValueError("skip_corrupt needs images that can be read in any order: a directory, a .tar, hfds/ or torch/")
+    corrupt = find_corrupt(source)
+    names = ", ".join(image.name for image in corrupt[:10]) + (", ..." if len(corrupt) > 10 else "")
+    notify(f"{split}: {len(corrupt)} of {len(source)} images are corrupt and left out" + (f": {names}" if corrupt else ""))
+    if len(corrupt) == len(source):
+        raise ValueError(f"{split}: none of the {len(source)} images can be decoded")
+    return without(source, [image.index for image in corrupt])
+
+
+def _dataset(source: ImageSource | ImageStream, transform: Any, *, seed: int, rank: int, mode: Any) -> Any:
+    if isinstance(source, ImageStream):
+        return StreamImages(source, transform, seed=seed, rank=rank, mode=mode)
+    return LabelledImages(source, transform, seed=seed, mode=mode)
+
+
+def _mode(channels: int) -> str:
+    if channels not in (1, 3):
+        raise ValueError(f"images have 1 (grey) or 3 (colour) channels; the model's in_chans is {channels}")
+    return "L" if channels == 1 else "RGB"

@@ -1,0 +1,80 @@
+"""Checkpoints: one file that holds all a run needs to go on, and all a model needs to be used.
+
+The weights are under timm's keys, so ``timm.create_model(..., checkpoint_path=...)`` reads them as well. Nothing in the
+file is code: it is read by torch's restricted reader. Random states need no place in it: step n of a run draws from
+generators seeded by (seed, n, process), and sample i of epoch e from ones seeded by (seed, e, i).
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import softline
+from softline.backbones.official import check_archive
+from softline.engine.files import write_whole
+
+FORMAT = 1
+LAST, BEST = "last.pt", "best.pt"
+
+
+def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Replace the file at ``path``; if that fails, what was there stays."""
+    check_finite(content)
+    stamped = {"format": FORMAT, "softline": softline.__version__, "torch": torch.__version__, **content}
+
+    def write(file: Any) -> None:
+        guarded = _Remembering(file)
+        try:
+            torch.save(stamped, guarded)
+        except RuntimeError:
+            # torch hides what the system said about the disk
+            if guarded.error is not None:
+                raise guarded.error from None
+            raise
+
+    write_whole(path, write)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """What `save_checkpoint` wrote, on the CPU."""
+    if not path.is_file():
+        raise ValueError(f"no such checkpoint: {path}")
+    check_archive(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(f"{path} is not a checkpoint of softline: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict) or "format" not in content or "recipe" not in content:
+        raise ValueError(f"{path} is not a checkpoint of softline: it has no recipe (`softline convert` reads releases)")
+    if content["format"] != FORMAT:
+        raise ValueError(f"{path} has format {content['format']}; this softline reads format {FORMAT}")
+    return content
+
+
+def check_finite(content: dict[str, Any]) -> None:
+    """Broken weights never replace good ones."""
+    for key in ("state_dict", "state_dict_ema"):
+        for name, tensor in (content.get(key) or {}).items():
+            if tensor.is_floating_point() and not tensor.isfinite().all():
+                raise FloatingPointError(f"{name} is not finite at step {content.get('step')}")
+
+
+class _Remembering:
+    """A file that remembers why writing failed."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            written: int = self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        return written
+
+    def flush(self) -> None:
+        self.file.flush()

@@ -1,0 +1,123 @@
+"""One process or many: accelerate starts them, torch's DDP or FSDP2 shares the model among them."""
+
+import re
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import Tensor, nn
+from torch.distributed import DistNetworkError
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from softline.engine.recipe import Precision, Strategy
+
+# checkpoints hold whole tensors, gathered on the first process: they do not depend on how many there were
+_GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+_ONE = StateDictOptions(full_state_dict=True)
+
+
+def start(*, precision: Precision = "fp32", device: str = "auto") -> Accelerator:
+    """Join the other processes, if torchrun or ``accelerate launch`` started several."""
+    AcceleratorState._reset_state()
+    try:
+        return Accelerator(
+            # without this, accelerate leaves processes that have no GPU alone
+            cpu=device == "cpu" or not torch.accelerator.is_available(),
+            mixed_precision={"fp32": "no"}.get(precision, precision),
+            step_scheduler_with_optimizer=False,
+            kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+        )
+    except DistNetworkError as error:
+        raise OSError(_network_message(str(error))) from None
+
+
+def share(accelerator: Accelerator, model: nn.Module, strategy: Strategy) -> nn.Module:
+    """The model as the processes train it; the same object where there is one process."""
+    if accelerator.num_processes == 1 or strategy == "ddp":
+        shared: nn.Module = accelerator.prepare_model(model)
+        return shared
+    return shard(accelerator, model)
+
+
+def shard(accelerator: Accelerator, model: nn.Module) -> nn.Module:
+    """Spread each block, and then the rest, over the processes."""
+    model = model.to(accelerator.device)
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    for name, module in model.named_modules():
+        if re.search(r"(?:^|\.)blocks\.\d+$", name):
+            fully_shard(module, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return isinstance(model, FSDPModule)
+
+
+def gather_model(model: nn.Module) -> dict[str, Tensor]:
+    """The whole state dict, on the first process; empty on the others. All must call it."""
+    return get_model_state_dict(model, options=_GATHER) if _several() else _whole(model)
+
+
+def spread_model(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
+    """Load what the first process has."""
+    set_model_state_dict(model, state_dict, options=_SPREAD if _several() else _ONE)
+
+
+def gather_optimizer(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    return dict(get_optimizer_state_dict(model, optimizer, options=_GATHER if _several() else _ONE))
+
+
+def spread_optimizer(model: nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
+    set_optimizer_state_dict(model, optimizer, state, options=_SPREAD if _several() else _ONE)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The value of a tensor that may be spread over processes."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def broadcast_object(value: Any) -> Any:
+    """What the first process has."""
+    if not _several():
+        return value
+    box = [value]
+    torch.distributed.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def first_of(text: str | None, *, prefer: str) -> str | None:
+    """A text that any process has; one that starts with ``prefer``, if there is one. All must call it."""
+    texts: list[str | None] = [text]
+    if _several():
+        texts = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(texts, text)
+    given = [text for text in texts if text is not None]
+    return next((text for text in given if text.startswith(prefer)), given[0] if given else None)
+
+
+def _several() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _whole(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+
+
+def _network_message(text: str) -> str:
+    port = re.search(r"port:? (\d+)", text)
+    if re.search(r"EADDRINUSE|address already in use", text, re.IGNORECASE):
+        name = f"port {port[1]}" if port else "the port"
+        return f"{name} is in use by another program: give torchrun another one by --master-port, or --standalone"
+    return f"the processes could not reach each other: {text.splitlines()[0]}"

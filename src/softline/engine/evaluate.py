@@ -1,0 +1,59 @@
+"""Evaluate a model on a task's validation data, on one process or many."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import nn
+
+from softline.engine.loading import eval_batches
+from softline.tasks import Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    metrics: dict[str, float]
+    samples: int
+    """That counted, over all processes."""
+    per_second: float
+
+
+def evaluate(
+    task: Task, model: nn.Module, accelerator: Accelerator, *, batch_size: int, workers: int = 0
+) -> Evaluation:
+    """Metrics over every sample exactly once, however the samples divide among processes and batches.
+
+    model: not wrapped for DDP; a sharded one runs in step on all processes.
+    """
+    training = model.training
+    model.eval()
+    metrics = task.metrics().to(accelerator.device)
+    counted, begin = 0, time.perf_counter()
+    batches = eval_batches(
+        task,
+        batch_size=batch_size,
+        workers=workers,
+        rank=accelerator.process_index,
+        processes=accelerator.num_processes,
+    )
+    with torch.no_grad():
+        for batch, valid in batches:
+            with accelerator.autocast():
+                task.update(metrics, model, send_to_device(batch, accelerator.device), valid)
+            counted += valid
+    # over all processes
+    values = {name: float(value) for name, value in _compute(metrics).items()}
+    seconds = time.perf_counter() - begin
+    model.train(training)
+    samples = int(accelerator.reduce(torch.tensor(counted, device=accelerator.device), "sum"))
+    if samples == 0:
+        raise ValueError("the validation data is empty")
+    return Evaluation(values, samples, samples / seconds)
+
+
+def _compute(metrics: Any) -> dict[str, Any]:
+    values: dict[str, Any] = metrics.compute()
+    return values

@@ -1,0 +1,110 @@
+"""What a run tells while it goes on: to log files here, to a terminal in ``softline.cli``."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from softline.engine.files import write_text
+
+
+@dataclass(frozen=True)
+class Started:
+    output: str
+    model: str
+    parameters: int
+    device: str
+    processes: int
+    steps: int
+    steps_per_epoch: int
+    start_step: int
+    unit: str
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """Means since the last such event, over all processes."""
+
+    step: int
+    epoch: float
+    loss: float
+    logs: dict[str, float]
+    grad_norm: float
+    lr: float
+    per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    step: int
+    epoch: float
+    metrics: dict[str, float]
+    per_second: float
+    best: bool
+
+
+@dataclass(frozen=True)
+class Saved:
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    text: str
+
+
+Event: TypeAlias = Started | Stepped | Evaluated | Saved | Notice
+Listener: TypeAlias = Callable[[Event], None]
+
+
+class JsonLines:
+    """One JSON object a line, in ``log.jsonl``; lines of steps that a resumed run repeats are dropped first."""
+
+    def __init__(self, path: Path, *, after_step: int) -> None:
+        kept = [line for line in read_log(path) if line.get("step", 0) <= after_step] if path.exists() else []
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        self.path = path
+
+    def __call__(self, event: Event) -> None:
+        line = {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+class TensorBoard:
+    """Scalars for TensorBoard."""
+
+    def __init__(self, directory: Path, *, after_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(str(directory), purge_step=after_step + 1)
+
+    def __call__(self, event: Event) -> None:
+        scalars: dict[str, float] = {}
+        if isinstance(event, Stepped):
+            scalars = {"loss": event.loss, "lr": event.lr, "grad_norm": event.grad_norm, "per_second": event.per_second}
+            scalars = {f"train/{name}": value for name, value in (scalars | event.logs).items()}
+        elif isinstance(event, Evaluated):
+            scalars = {f"val/{name}": value for name, value in event.metrics.items()}
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, event.step)  # type: ignore[union-attr]
+        if isinstance(event, Evaluated):
+            self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of a ``log.jsonl``; one that a kill cut short is left out."""
+    lines = []
+    for line in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return lines

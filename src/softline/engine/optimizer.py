@@ -1,0 +1,61 @@
+"""Optimizers and learning-rate schedules of timm, from a recipe."""
+
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2, list_optimizers
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
+from torch import nn
+
+from softline.engine.recipe import OptimizerRecipe, ScheduleRecipe
+from softline.ops.inputs import check_option
+
+
+def create_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, lr_scale: float = 1.0) -> torch.optim.Optimizer:
+    """Matrices and kernels decay; biases, norms and the model's ``no_weight_decay()`` do not."""
+    check_option("optimizer.name", recipe.name, list_optimizers())
+    try:
+        return create_optimizer_v2(
+            model,
+            opt=recipe.name,
+            lr=recipe.lr * lr_scale,
+            weight_decay=recipe.weight_decay,
+            layer_decay=recipe.layer_decay,
+            **recipe.options,
+        )
+    except TypeError as error:
+        raise ValueError(f"optimizer.options of {recipe.name}: {error}") from None
+
+
+def create_schedule(
+    optimizer: torch.optim.Optimizer, recipe: ScheduleRecipe, *, steps_per_epoch: int, lr_scale: float = 1.0
+) -> Scheduler:
+    """The learning rate as a function of the step: ``schedule.step_update(step)`` sets it, whatever came before."""
+
+    def steps(epochs: float) -> int:
+        return round(epochs * steps_per_epoch)
+
+    decays: dict[str, Any] = {
+        "decay_epochs": steps(recipe.decay_epochs),
+        "decay_milestones": [steps(milestone) for milestone in recipe.milestones],
+        "decay_rate": recipe.decay_rate,
+    }
+    schedule, _ = create_scheduler_v2(
+        optimizer,
+        sched=recipe.name,
+        num_epochs=max(steps(recipe.epochs), 1),
+        warmup_epochs=steps(recipe.warmup_epochs),
+        warmup_lr=recipe.warmup_lr * lr_scale,
+        min_lr=recipe.min_lr * lr_scale,
+        step_on_epochs=False,
+        updates_per_epoch=1,
+        **decays,
+    )
+    assert schedule is not None, "the recipe's schedules are all timm's"
+    schedule.step_update(0)
+    return schedule
+
+
+def total_steps(recipe: ScheduleRecipe, steps_per_epoch: int) -> int:
+    return max(round((recipe.epochs + recipe.cooldown_epochs) * steps_per_epoch), 1)

@@ -1,0 +1,406 @@
+"""The training loop: one for all tasks, on one process or many, that can be stopped and resumed at any step."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device, set_seed
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+
+from softline.backbones.official import check_keys
+from softline.data.randomness import mix
+from softline.engine import distributed
+from softline.engine.build import build_task
+from softline.engine.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
+from softline.engine.evaluate import Evaluation, evaluate
+from softline.engine.events import Evaluated, Event, JsonLines, Listener, Notice, Saved, Started, Stepped, TensorBoard
+from softline.engine.files import write_text
+from softline.engine.loading import steps_per_epoch, train_batches
+from softline.engine.nonfinite import NonFiniteError, first_nonfinite, first_nonfinite_gradient
+from softline.engine.optimizer import create_optimizer, create_schedule, total_steps
+from softline.engine.reading import differing_keys, dump_recipe, read_recipe, to_dict
+from softline.engine.recipe import Recipe
+from softline.tasks import Task
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    output: Path
+    step: int
+    finished: bool
+    """False if a signal stopped the run before its last step."""
+    metrics: dict[str, float]
+    """Of the last evaluation."""
+    best: dict[str, float]
+    """Of the best one."""
+    per_second: float
+    """Training samples, over the whole run, without evaluations."""
+
+
+def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> TrainResult:
+    """Train as the recipe says; checkpoints and logs go to its output directory.
+
+    resume: continue from the directory's last checkpoint, if there is one. Without it, a directory that has one is
+        refused rather than overwritten.
+    """
+    output = Path(recipe.output)
+    if not resume and (output / LAST).exists():
+        raise ValueError(f"{output} holds a checkpoint: continue by --resume, or name another directory by --output")
+    accelerator = distributed.start(precision=recipe.precision, device=recipe.device)
+    tell = _Teller(listeners if accelerator.is_main_process else ())
+    set_seed(recipe.seed)
+    task = build_task(recipe, rank=accelerator.process_index, notify=lambda text: tell(Notice(text)))
+    trainer = Trainer(recipe, task, accelerator, tell)
+    if resume:
+        trainer.resume(output / LAST)
+    if accelerator.is_main_process:
+        output.mkdir(parents=True, exist_ok=True)
+        write_text(output / "recipe.yaml", dump_recipe(recipe))
+        tell.open_logs(output, after_step=trainer.step)
+    try:
+        with _stop_signals() as stopped:
+            return trainer.run(stopped)
+    finally:
+        tell.close()
+
+
+@dataclass
+class _Sums:
+    """Of what has happened since the last log line, as tensors, so that nothing waits for the device."""
+
+    steps: int = 0
+    loss: Any = 0.0
+    norm: Any = 0.0
+    logs: dict[str, Any] = field(default_factory=dict)
+    begin: float = field(default_factory=time.perf_counter)
+
+
+class Trainer:
+    """A run and all that changes during it."""
+
+    def __init__(self, recipe: Recipe, task: Task, accelerator: Accelerator, tell: Listener) -> None:
+        self.recipe, self.task, self.accelerator, self.tell = recipe, task, accelerator, tell
+        self.output = Path(recipe.output)
+        self.per_epoch = steps_per_epoch(task, recipe, processes=accelerator.num_processes)
+        self.total = total_steps(recipe.schedule, self.per_epoch)
+        self.model = task.model.to(accelerator.device)
+        self.ema = self._create_ema()
+        self.shared = self._share()
+        self.optimizer: Any = accelerator.prepare_optimizer(
+            create_optimizer(self.model, recipe.optimizer, lr_scale=recipe.lr_scale)
+        )
+        self.schedule = create_schedule(
+            self.optimizer.optimizer, recipe.schedule, steps_per_epoch=self.per_epoch, lr_scale=recipe.lr_scale
+        )
+        self.step = 0
+        self.saved_step: int | None = None
+        self.evaluation: dict[str, float] = {}
+        self.best: dict[str, float] = {}
+        self.seconds = 0.0
+        self.seen = 0
+
+    def run(self, stopped: threading.Event) -> TrainResult:
+        """From the present step to the last one, or until ``stopped``."""
+        self._announce()
+        begin_step, sums = self.step, _Sums()
+        batches = train_batches(
+            self.task,
+            self.recipe,
+            start_step=self.step,
+            total_steps=self.total,
+            rank=self.accelerator.process_index,
+            processes=self.accelerator.num_processes,
+        )
+        for micro_batches in batches:
+            self._train_step(micro_batches, sums)
+            if self.step % self.recipe.log_every == 0 or self.step == self.total:
+                self._log(sums)
+                sums = _Sums()
+            ended = self._ends_epoch()
+            if ended and self._due_for_evaluation():
+                self._evaluate()
+                sums.begin = time.perf_counter()
+            if ended or self._due_for_saving():
+                self.save()
+            if self.step < self.total and self._agree_to_stop(stopped):
+                if self.saved_step != self.step:
+                    self.save()
+                break
+        trained = (self.step - begin_step) * self.recipe.batch_size
+        return TrainResult(
+            output=self.output,
+            step=self.step,
+            finished=self.step == self.total,
+            metrics=self.evaluation,
+            best=self.best,
+            per_second=trained / self.seconds if self.seconds else 0.0,
+        )
+
+    # one step
+
+    def _train_step(self, micro_batches: Sequence[Any], sums: _Sums) -> None:
+        """All of it, or nothing: an error leaves the weights of the step before."""
+        begin = time.perf_counter()
+        self.shared.train()
+        self.schedule.step_update(self.step)
+        micro_batches = send_to_device(list(micro_batches), self.accelerator.device, non_blocking=True)
+        losses = []
+        for index, batch in enumerate(micro_batches):
+            last = index == len(micro_batches) - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.shared):
+                losses.append(self._backward(batch, index, len(micro_batches), sums))
+        norm = self._clip()
+        self._check_finite(torch.stack(losses), norm, micro_batches)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        if self.ema is not None:
+            self.ema.update(self.model, step=self.step)
+        sums.steps += 1
+        sums.loss = sums.loss + torch.stack(losses).mean()
+        sums.norm = sums.norm + norm
+        self.seconds += time.perf_counter() - begin
+
+    def _backward(self, batch: Any, index: int, count: int, sums: _Sums) -> Tensor:
+        set_seed(self._step_seed(index))
+        with self.accelerator.autocast():
+            loss = self.task.loss(self.shared, batch)
+        self.accelerator.backward(loss.value / count)
+        for name, value in loss.logs.items():
+            sums.logs[name] = sums.logs.get(name, 0.0) + value / count
+        return loss.value.detach().float()
+
+    def _step_seed(self, micro_batch: int) -> int:
+        """Each process draws its own numbers, the same ones whenever the step is run."""
+        return mix(self.recipe.seed, self.step, micro_batch, self.accelerator.process_index) % 2**32
+
+    def _clip(self) -> Tensor:
+        limit = self.recipe.optimizer.clip_norm
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), math.inf if limit is None else limit)
+        assert isinstance(norm, Tensor)
+        return distributed.whole(norm).float()
+
+    def _check_finite(self, losses: Tensor, norm: Tensor, micro_batches: Sequence[Any]) -> None:
+        # in float16 too large gradients are normal: the step is skipped and the scale lowered
+        sound = losses.isfinite().all() & (norm.isfinite() | (self.recipe.precision == "fp16"))
+        everywhere = self.accelerator.reduce(sound.float(), "mean") if self.recipe.precision == "fp16" else sound
+        if bool(everywhere == 1):
+            return
+        where = self._diagnose(losses, micro_batches)
+        lr = self.optimizer.param_groups[0]["lr"]
+        kept = self.output / LAST
+        last = f"the last good checkpoint is {kept}" if kept.exists() else "there is no checkpoint yet"
+        raise NonFiniteError(f"{where} at step {self.step}, learning rate {lr:.3g}; {last}")
+
+    def _diagnose(self, losses: Tensor, micro_batches: Sequence[Any]) -> str:
+        """What this process found, or else what another one did."""
+        found = None
+        bad = [index for index, loss in enumerate(losses) if not loss.isfinite()]
+        if bad or distributed.is_sharded(self.model):
+            index = bad[0] if bad else 0
+            module = first_nonfinite(self.model, lambda: self._run_again(micro_batches[index], index))
+            if bad:
+                value = losses[index].item()
+                found = f"the loss is {value}, first not finite in {module}" if module else f"the loss is {value}"
+        else:
+            parameter = first_nonfinite_gradient(self.model)
+            found = f"the gradient is not finite, first that of {parameter}" if parameter else None
+        return distributed.first_of(found, prefer="the loss") or "the gradient is not finite"
+
+    def _run_again(self, batch: Any, index: int) -> None:
+        set_seed(self._step_seed(index))
+        self.model.train()
+        with torch.no_grad(), self.accelerator.autocast():
+            self.task.loss(self.model, batch)
+
+    # between steps
+
+    def _log(self, sums: _Sums) -> None:
+        names = list(sums.logs)
+        totals = torch.stack([torch.as_tensor(value) for value in (sums.loss, sums.norm, *sums.logs.values())])
+        means = (self.accelerator.reduce(totals.to(self.accelerator.device), "mean") / sums.steps).tolist()
+        seconds = (time.perf_counter() - sums.begin) / sums.steps
+        event = Stepped(
+            step=self.step,
+            epoch=self.step / self.per_epoch,
+            loss=means[0],
+            logs=dict(zip(names, means[2:], strict=True)),
+            grad_norm=means[1],
+            lr=self.optimizer.param_groups[0]["lr"],
+            per_second=self.recipe.batch_size / seconds,
+            seconds_left=(self.total - self.step) * seconds,
+        )
+        self.tell(event)
+
+    def _ends_epoch(self) -> bool:
+        return self.step % self.per_epoch == 0 or self.step == self.total
+
+    def _due_for_evaluation(self) -> bool:
+        return self.step == self.total or (self.step // self.per_epoch) % self.recipe.eval_every == 0
+
+    def _due_for_saving(self) -> bool:
+        return self.recipe.save_every is not None and self.step % self.recipe.save_every == 0
+
+    def _agree_to_stop(self, stopped: threading.Event) -> bool:
+        """All processes stop after the same step; they ask each other when they log."""
+        if self.accelerator.num_processes == 1:
+            return stopped.is_set()
+        if self.step % self.recipe.log_every:
+            return False
+        flag = torch.tensor(float(stopped.is_set()), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(flag, "sum") > 0)
+
+    def _evaluate(self) -> None:
+        result = self.evaluate()
+        monitor = self.task.monitor
+        better = not self.best or result.metrics[monitor] > self.best[monitor]
+        self.evaluation = result.metrics
+        self.tell(Evaluated(self.step, self.step / self.per_epoch, result.metrics, result.per_second, better))
+        if better:
+            self.best = result.metrics
+            self._write(BEST)
+
+    def evaluate(self) -> Evaluation:
+        """The averaged weights where there are any."""
+        size = self.recipe.eval_batch_size
+        if size is None:
+            size = max(self.recipe.batch_size // self.recipe.accumulate // self.accelerator.num_processes, 1)
+        model = self.model if self.ema is None else self.ema.module
+        return evaluate(self.task, model, self.accelerator, batch_size=size, workers=self.recipe.workers)
+
+    # checkpoints
+
+    def save(self) -> None:
+        path = self._write(LAST)
+        self.saved_step = self.step
+        self.tell(Saved(self.step, str(path)))
+
+    def _write(self, name: str) -> Path:
+        content = self.state()
+        path = self.output / name
+        if self.accelerator.is_main_process:
+            try:
+                save_checkpoint(path, content)
+            except FloatingPointError as error:
+                raise NonFiniteError(f"{error}; {path} keeps what it held") from None
+        return path
+
+    def state(self) -> dict[str, Any]:
+        """All processes must call it; the first one gets the content."""
+        scaler = self.accelerator.scaler
+        return {
+            "arch": getattr(self.recipe, "model").name,
+            "state_dict": distributed.gather_model(self.model),
+            "state_dict_ema": None if self.ema is None else distributed.gather_model(self.ema.module),
+            "optimizer": distributed.gather_optimizer(self.model, self.optimizer.optimizer),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "step": self.step,
+            "epoch": self.step // self.per_epoch,
+            "metrics": self.evaluation,
+            "best": self.best,
+            "recipe": to_dict(self.recipe),
+            "facts": self.task.facts(),
+        }
+
+    def resume(self, path: Path) -> None:
+        """Continue after the step at which the checkpoint was written; start afresh if there is none."""
+        content = distributed.broadcast_object(self._read(path) if self.accelerator.is_main_process else None)
+        if content is None:
+            self.tell(Notice(f"there is no checkpoint in {self.output} yet: starting at step 0"))
+            return
+        changed = differing_keys(read_recipe(content["recipe"], where=str(path)), self.recipe)
+        if changed:
+            raise ValueError(f"{path} was trained by another recipe, which differs in {', '.join(changed)}")
+        if content["facts"] != self.task.facts():
+            raise ValueError(f"{path} was trained on other classes than the data has now")
+        distributed.spread_model(self.model, content["state_dict"])
+        if self.ema is not None:
+            distributed.spread_model(self.ema.module, content["state_dict_ema"])
+        distributed.spread_optimizer(self.model, self.optimizer.optimizer, content["optimizer"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(content["scaler"])
+        self.step = self.saved_step = content["step"]
+        self.evaluation, self.best = content["metrics"], content["best"]
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        if not path.exists():
+            return None
+        content = load_checkpoint(path)
+        if not distributed.is_sharded(self.model):
+            check_keys(self.model, content["state_dict"], getattr(self.recipe, "model").name)
+        return content
+
+    # setting up
+
+    def _create_ema(self) -> ModelEmaV3 | None:
+        ema = self.recipe.ema
+        if ema is None:
+            return None
+        # buffers and sharded parameters do not mix in one fused operation
+        fused = self.recipe.strategy == "ddp"
+        return ModelEmaV3(self.model, decay=ema.decay, use_warmup=ema.warmup, foreach=fused)
+
+    def _share(self) -> nn.Module:
+        if getattr(self.recipe, "model").compile:
+            self.model.compile()
+        if self.recipe.strategy == "fsdp" and self.accelerator.num_processes > 1:
+            if self.ema is not None:
+                distributed.shard(self.accelerator, self.ema.module)
+        return distributed.share(self.accelerator, self.model, self.recipe.strategy)
+
+    def _announce(self) -> None:
+        event = Started(
+            output=str(self.output),
+            model=getattr(self.recipe, "model").name,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            device=str(self.accelerator.device),
+            processes=self.accelerator.num_processes,
+            steps=self.total,
+            steps_per_epoch=self.per_epoch,
+            start_step=self.step,
+            unit=self.task.unit,
+        )
+        self.tell(event)
+
+
+class _Teller:
+    """Passes events on to the listeners, on the first process only, and to the log files once they are open."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self.listeners = list(listeners)
+        self.board: TensorBoard | None = None
+
+    def __call__(self, event: Event) -> None:
+        for listener in self.listeners:
+            listener(event)
+
+    def open_logs(self, output: Path, *, after_step: int) -> None:
+        self.board = TensorBoard(output / "tensorboard", after_step=after_step)
+        self.listeners += [JsonLines(output / "log.jsonl", after_step=after_step), self.board]
+
+    def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets; only the main thread may ask for it."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    previous = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGTERM, previous)
