@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from PIL import Image
+from timm.data.readers.shared_count import SharedCount
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
@@ -53,19 +54,20 @@ class StreamImages(IterableDataset[tuple[Tensor, int]]):
         check_integer("rank", rank, 0)
         check_option("mode", mode, ("RGB", "L"))
         self.stream, self.transform, self.seed, self.rank, self.mode = stream, transform, seed, rank, mode
-        self.epoch = 0
+        # shared memory: workers that persist see it
+        self._epoch = SharedCount()
 
     def set_epoch(self, epoch: int) -> None:
-        """Before each pass; workers that persist do not see it."""
-        self.epoch = epoch
+        """Before each pass."""
+        self._epoch.value = epoch
         self.stream.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         worker = get_worker_info()
-        place = (self.rank, worker.id if worker else 0)
+        place = (self._epoch.value, self.rank, worker.id if worker else 0)
         for position, (image, label) in enumerate(self.stream):
             image = to_mode(image, self.mode, f"image {position} of the stream")
-            with repeatable(self.seed, self.epoch, *place, position):
+            with repeatable(self.seed, *place, position):
                 tensor = self.transform(image)
             yield tensor, label
 

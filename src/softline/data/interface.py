@@ -11,14 +11,15 @@ UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.De
 
 
 class CorruptImageError(ValueError):
-    """An image that cannot be decoded."""
+    """An image that cannot be decoded; out of a DataLoader's worker it comes with its text alone."""
 
-    def __init__(self, name: str, reason: str) -> None:
-        # both arguments, so that the error survives the way out of a DataLoader worker
+    def __init__(self, name: str, reason: str = "") -> None:
         super().__init__(name, reason)
         self.name, self.reason = name, reason
 
     def __str__(self) -> str:
+        if not self.reason:
+            return self.name
         return f"{self.name} cannot be decoded ({self.reason}); repair or delete it, or leave it out by --skip-corrupt"
 
 
@@ -64,11 +65,12 @@ def decode(file: BinaryIO, name: str) -> Image.Image:
         # with a number it comes from the operating system, such as a lost network drive: the image may be sound
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise CorruptImageError(name, _reason(error)) from error
+        raise CorruptImageError(name, describe(error)) from error
     return image
 
 
-def _reason(error: Exception) -> str:
+def describe(error: Exception) -> str:
+    """Why an image could not be decoded."""
     # Pillow's text names the file object, which says nothing
     text = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)
     return text or type(error).__name__

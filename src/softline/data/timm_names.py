@@ -1,6 +1,5 @@
 """Datasets by the names that timm gives them: torch/, hfds/, hfids/, tfds/ and wds/."""
 
-import inspect
 from collections.abc import Collection, Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -8,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from softline.data.interface import UNREADABLE, CorruptImageError, ImageSource, ImageStream, decode
+from softline.data.interface import UNREADABLE, CorruptImageError, ImageSource, ImageStream, decode, describe
 
 # the package that each kind of name needs: as imported, as installed
 PACKAGES = {
@@ -38,7 +37,7 @@ class TorchImages:
         except UNREADABLE as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise CorruptImageError(self.name(index), str(error)) from error
+            raise CorruptImageError(self.name(index), describe(error)) from error
         return image, int(label)
 
     def name(self, index: int) -> str:
@@ -89,7 +88,10 @@ class ReaderStream:
         """timm's stages log an image that cannot be read and go on; here they stop."""
 
         def refuse(error: Exception) -> bool:
-            raise CorruptImageError(self._name, str(error)) from error
+            raise ValueError(
+                f"an image of {self._name} cannot be decoded ({describe(error)}); "
+                "repair the shards: what is read in order has no --skip-corrupt"
+            ) from error
 
         for stage in self._reader.ds.pipeline:
             if "handler" in getattr(stage, "kw", {}):
@@ -110,13 +112,24 @@ def open_timm(source: str, split: str, *, root: str | None) -> ImageSource | Ima
     if kind == "torch":
         return _open_torch(source, split, root)
     split = _split_name(source, split, _splits(kind, name, root))
+    reader = _create_reader(kind, name=name, root=root, split=split)
+    place = f"{source}/{split}"
+    return ReaderImages(reader, place) if kind == "hfds" else ReaderStream(reader, place)
+
+
+def _create_reader(kind: str, **options: Any) -> Any:
     # by class, because timm.data.create_reader turns names and paths to lower case
-    reader_class = getattr(import_module(f"timm.data.readers.reader_{kind}"), f"Reader{kind.capitalize()}")
-    options = {"is_training": split == "train", "input_img_mode": "", "download": True}
-    known = inspect.signature(reader_class).parameters
-    reader = reader_class(name=name, root=root, split=split, **{k: v for k, v in options.items() if k in known})
-    label = f"{source}/{split}"
-    return ReaderImages(reader, label) if kind == "hfds" else ReaderStream(reader, label)
+    reader = getattr(import_module(f"timm.data.readers.reader_{kind}"), f"Reader{kind.capitalize()}")
+    if kind == "hfds":
+        return reader(**options)
+    try:
+        # images keep their mode until the dataset converts them; of tfds/ they would stay arrays
+        mode = "RGB" if kind == "tfds" else ""
+        return reader(**options, is_training=options["split"] == "train", input_img_mode=mode)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError("timm's hfids/ does not work with this version of datasets: use hfds/") from error
 
 
 def _open_torch(source: str, split: str, root: str | None) -> TorchImages:
@@ -128,6 +141,8 @@ def _open_torch(source: str, split: str, root: str | None) -> TorchImages:
         dataset = create_dataset(source, root=root, split="val" if split == "test" else split, download=True)
     except AssertionError as error:
         raise ValueError(f"timm cannot open {source!r}: {error}") from error
+    except (OSError, RuntimeError) as error:
+        raise OSError(f"{source} is not in {root} and could not be downloaded: {error}") from error
     return TorchImages(dataset, f"{source}/{split}")
 
 
@@ -136,7 +151,9 @@ def _splits(kind: str, name: str, root: str | None) -> Collection[str]:
     if kind == "wds":
         return _wds_info(root)["splits"].keys()
     if kind == "tfds":
-        return import_module("tensorflow_datasets").builder(name, data_dir=root).info.splits.keys()
+        builder = import_module("tensorflow_datasets").builder(name, data_dir=root)
+        builder.download_and_prepare()
+        return builder.info.splits.keys()
     return import_module("datasets").get_dataset_split_names(name)
 
 
