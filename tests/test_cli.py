@@ -6,10 +6,10 @@ from softline import __version__
 from softline.cli import main
 
 
-def test_quickstart_prints_a_table_and_writes_json_and_a_figure(tmp_path, capsys):
+def test_bench_prints_a_table_and_writes_json_and_a_figure(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     paths = tmp_path / "rows.json", tmp_path / "figure.png"
-    assert main(["quickstart", "--sizes", "64,32", "--json", str(paths[0]), "--figure", str(paths[1])]) == 0
+    assert main(["bench", "--sizes", "64,32", "--json", str(paths[0]), "--figure", str(paths[1])]) == 0
     printed = capsys.readouterr().out
     for expected in ("32x32", "64x64", "softmax", "softpp", "inline", "vs softmax", "operations p ="):
         assert expected in printed
@@ -29,13 +29,13 @@ def test_quickstart_prints_a_table_and_writes_json_and_a_figure(tmp_path, capsys
     ],
 )
 def test_mistakes_end_in_a_message(arguments, message, capsys):
-    assert main(["quickstart", *arguments]) == 2
+    assert main(["bench", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_sizes_that_are_no_numbers_end_in_a_message(capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["quickstart", "--sizes", "32,big"])
+        main(["bench", "--sizes", "32,big"])
     assert stop.value.code == 2
     assert "expected whole numbers separated by commas, got '32,big'" in capsys.readouterr().err
 

@@ -1,0 +1,1 @@
+"""Train and evaluate: recipes, the training loop, checkpoints. Needs the extra ``train``."""

@@ -57,7 +57,9 @@ def build_classification(recipe: ClassificationRecipe, *, rank: int = 0, notify:
     )
 
 
-def build_model(recipe: ModelRecipe, num_classes: int, image_size: int | None = None, *, device: Any = None) -> nn.Module:
+def build_model(
+    recipe: ModelRecipe, num_classes: int, image_size: int | None = None, *, device: Any = None
+) -> nn.Module:
     """The model, its classifier fitted to the classes and softline's positions to the images."""
     check_model_name(recipe.name)
     options: dict[str, Any] = {"num_classes": num_classes, **recipe.options}
@@ -181,10 +183,14 @@ def _open(data: ImageData, split: str, notify: Notify) -> ImageSource | ImageStr
 def leave_out_corrupt(source: ImageSource | ImageStream, split: str, notify: Notify) -> ImageSource:
     """The images that can be decoded; how many cannot, and which, goes to ``notify``."""
     if isinstance(source, ImageStream):
-        raise ValueError("skip_corrupt needs images that can be read in any order: a directory, a .tar, hfds/ or torch/")
+        raise ValueError(
+            "skip_corrupt needs images that can be read in any order: a directory, a .tar, hfds/ or torch/"
+        )
     corrupt = find_corrupt(source)
     names = ", ".join(image.name for image in corrupt[:10]) + (", ..." if len(corrupt) > 10 else "")
-    notify(f"{split}: {len(corrupt)} of {len(source)} images are corrupt and left out" + (f": {names}" if corrupt else ""))
+    notify(
+        f"{split}: {len(corrupt)} of {len(source)} images are corrupt and left out" + (f": {names}" if corrupt else "")
+    )
     if len(corrupt) == len(source):
         raise ValueError(f"{split}: none of the {len(source)} images can be decoded")
     return without(source, [image.index for image in corrupt])

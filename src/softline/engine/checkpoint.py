@@ -47,7 +47,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise ValueError(f"{path} is not a checkpoint of softline: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict) or "format" not in content or "recipe" not in content:
-        raise ValueError(f"{path} is not a checkpoint of softline: it has no recipe (`softline convert` reads releases)")
+        raise ValueError(
+            f"{path} is not a checkpoint of softline: it has no recipe (`softline convert` reads releases)"
+        )
     if content["format"] != FORMAT:
         raise ValueError(f"{path} has format {content['format']}; this softline reads format {FORMAT}")
     return content
