@@ -10,6 +10,11 @@ from softline.cli import bench, convert, models
 
 COMMANDS = (bench, models, convert)
 
+# packages of the extras, by the extra that brings them
+EXTRAS = {
+    **dict.fromkeys(("accelerate", "jsonargparse", "matplotlib", "rich", "tensorboard", "torchmetrics"), "train"),
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -19,16 +24,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add(commands)
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    if rest and not getattr(options, "takes_overrides", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.overrides = rest
     try:
-        options.run(options)
+        code = options.run(options)
     except BrokenPipeError:
         # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        print(f"softline {options.command}: error: {_missing(error.name)}", file=sys.stderr)
+        return 2
     except (ValueError, OSError) as error:
         print(f"softline {options.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    return 0
+    return code or 0
+
+
+def _missing(package: str) -> str:
+    return f"this needs {package}: pip install 'softline[{EXTRAS[package]}]'"

@@ -12,6 +12,7 @@ from timm.data import Mixup, resolve_model_data_config
 from torch import nn
 
 from softline.backbones import MODEL_NAMES
+from softline.backbones.backbone import fit_positions
 from softline.backbones.official import check_keys, load_official
 from softline.data import (
     ImageSource,
@@ -68,7 +69,7 @@ def build_model(
     if device is not None:
         options["device"] = device
     try:
-        model = timm.create_model(recipe.name, pretrained=recipe.pretrained, **options)
+        model: Any = timm.create_model(recipe.name, pretrained=recipe.pretrained, **options)
     except TypeError as error:
         raise ValueError(f"model.options of {recipe.name}: {error}") from None
     if recipe.checkpoint is not None:
@@ -77,7 +78,8 @@ def build_model(
         model.set_grad_checkpointing(True)
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    return model
+    network: nn.Module = model
+    return network
 
 
 def check_model_name(name: str) -> None:
@@ -91,8 +93,6 @@ def check_model_name(name: str) -> None:
 
 def load_weights(model: nn.Module, path: str, *, name: str) -> None:
     """Start from a checkpoint: positions are interpolated, a classifier for other classes is left as it is."""
-    from softline.backbones.backbone import fit_positions
-
     weights = fit_positions(load_official(Path(path)), model)
     own = model.state_dict()
     classifier = [key for key in own if key.startswith(f"{_classifier_name(model)}.")]

@@ -25,7 +25,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     stamped = {"format": FORMAT, "softline": softline.__version__, "torch": torch.__version__, **content}
 
     def write(file: Any) -> None:
-        guarded = _Remembering(file)
+        guarded: Any = _Remembering(file)
         try:
             torch.save(stamped, guarded)
         except RuntimeError:

@@ -58,19 +58,20 @@ def shard(accelerator: Accelerator, model: nn.Module) -> nn.Module:
     for name, module in model.named_modules():
         if re.search(r"(?:^|\.)blocks\.\d+$", name):
             fully_shard(module, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def is_sharded(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
 
-def gather_model(model: nn.Module) -> dict[str, Tensor]:
+def gather_model(model: nn.Module) -> dict[str, Any]:
     """The whole state dict, on the first process; empty on the others. All must call it."""
     return get_model_state_dict(model, options=_GATHER) if _several() else _whole(model)
 
 
-def spread_model(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
+def spread_model(model: nn.Module, state_dict: dict[str, Any]) -> None:
     """Load what the first process has."""
     set_model_state_dict(model, state_dict, options=_SPREAD if _several() else _ONE)
 
@@ -111,7 +112,7 @@ def _several() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _whole(model: nn.Module) -> dict[str, Tensor]:
+def _whole(model: nn.Module) -> dict[str, Any]:
     return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
 
 

@@ -14,7 +14,7 @@ from softline.ops.inputs import check_option
 
 def create_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, lr_scale: float = 1.0) -> torch.optim.Optimizer:
     """Matrices and kernels decay; biases, norms and the model's ``no_weight_decay()`` do not."""
-    check_option("optimizer.name", recipe.name, list_optimizers())
+    check_option("optimizer.name", recipe.name, [str(name) for name in list_optimizers()])
     try:
         return create_optimizer_v2(
             model,

@@ -128,6 +128,7 @@ class Recipe:
     task: str
     output: str
     """Directory of checkpoints and logs."""
+    model: ModelRecipe
     seed: int = 0
     batch_size: int
     """Samples in one step of the optimizer, over all processes and accumulation: results do not depend on either."""
@@ -187,7 +188,6 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationRecipe(Recipe):
-    model: ModelRecipe
     data: ImageData
     augment: Augment = field(default_factory=Augment)
 

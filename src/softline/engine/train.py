@@ -106,7 +106,6 @@ class Trainer:
         self.evaluation: dict[str, float] = {}
         self.best: dict[str, float] = {}
         self.seconds = 0.0
-        self.seen = 0
 
     def run(self, stopped: threading.Event) -> TrainResult:
         """From the present step to the last one, or until ``stopped``."""
@@ -298,7 +297,7 @@ class Trainer:
         """All processes must call it; the first one gets the content."""
         scaler = self.accelerator.scaler
         return {
-            "arch": getattr(self.recipe, "model").name,
+            "arch": self.recipe.model.name,
             "state_dict": distributed.gather_model(self.model),
             "state_dict_ema": None if self.ema is None else distributed.gather_model(self.ema.module),
             "optimizer": distributed.gather_optimizer(self.model, self.optimizer.optimizer),
@@ -336,7 +335,7 @@ class Trainer:
             return None
         content = load_checkpoint(path)
         if not distributed.is_sharded(self.model):
-            check_keys(self.model, content["state_dict"], getattr(self.recipe, "model").name)
+            check_keys(self.model, content["state_dict"], self.recipe.model.name)
         return content
 
     # setting up
@@ -350,17 +349,16 @@ class Trainer:
         return ModelEmaV3(self.model, decay=ema.decay, use_warmup=ema.warmup, foreach=fused)
 
     def _share(self) -> nn.Module:
-        if getattr(self.recipe, "model").compile:
+        if self.recipe.model.compile:
             self.model.compile()
-        if self.recipe.strategy == "fsdp" and self.accelerator.num_processes > 1:
-            if self.ema is not None:
-                distributed.shard(self.accelerator, self.ema.module)
+        if self.recipe.strategy == "fsdp" and self.accelerator.num_processes > 1 and self.ema is not None:
+            distributed.shard(self.accelerator, self.ema.module)
         return distributed.share(self.accelerator, self.model, self.recipe.strategy)
 
     def _announce(self) -> None:
         event = Started(
             output=str(self.output),
-            model=getattr(self.recipe, "model").name,
+            model=self.recipe.model.name,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             device=str(self.accelerator.device),
             processes=self.accelerator.num_processes,
