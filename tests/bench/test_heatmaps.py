@@ -1,0 +1,97 @@
+import pytest
+import timm
+import torch
+
+import softline  # noqa: F401
+from softline.bench.heatmaps import HeatMap, attention_maps, brightest_token, capture_input, find_attention
+
+ATTENTIONS = ["softmax", "softpp", "inline"]
+
+
+def micro(attention="softpp", **options):
+    return timm.create_model("softpp_micro", attention=attention, in_chans=1, num_classes=4, **options).eval()
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_map_is_the_row_of_the_query_in_the_weights_on_the_captured_input(attention):
+    model, images = micro(attention), torch.randn(2, 1, 28, 20)
+    maps = attention_maps(model, images, [(2, 3), (6, 0)])
+    layer = model.stages[0].blocks[0].attn
+    x, grid_size, _ = capture_input(model, layer, images)
+    assert grid_size == (7, 5)
+    weights = layer.weights(x, grid_size)
+    assert torch.equal(maps[0].row, weights[0, 0, 2 * 5 + 3].reshape(7, 5))
+    assert torch.equal(maps[1].row, weights[1, 0, 6 * 5].reshape(7, 5))
+
+
+def test_the_captured_input_is_what_the_attention_saw():
+    model, images = micro(), torch.randn(2, 1, 28, 28)
+    block = model.stages[0].blocks[0]
+    x, grid_size, output = capture_input(model, block.attn, images)
+    tokens, own_grid = model.stages[0].embed(images)
+    tokens = tokens if model.stages[0].position is None else model.stages[0].position(tokens, own_grid)
+    expected = block.norm1(tokens) if hasattr(block, "pass_context") else tokens
+    assert grid_size == own_grid
+    torch.testing.assert_close(x, expected)
+    torch.testing.assert_close(output, model(images))
+
+
+def test_no_hook_is_left_behind():
+    model = micro()
+    attention_maps(model, torch.randn(1, 1, 28, 28), [(0, 0)])
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_class_tokens_are_left_out():
+    model = timm.create_model("inline_deit_tiny", img_size=32, num_classes=4).eval()
+    images = torch.randn(1, 3, 32, 32)
+    (found,) = attention_maps(model, images, [(1, 0)])
+    layer = find_attention(model, 0, 0)
+    x, grid_size, _ = capture_input(model, layer, images)
+    prefix = layer.num_prefix_tokens
+    assert torch.equal(found.row, layer.weights(x, grid_size)[0, 0, prefix + 2, prefix:].reshape(2, 2))
+
+
+def test_the_prediction_is_the_models():
+    model, images = micro(), torch.randn(3, 1, 28, 28)
+    chances = model(images).softmax(-1)
+    maps = attention_maps(model, images, [(0, 0)] * 3)
+    assert [found.predicted for found in maps] == chances.argmax(-1).tolist()
+    assert [found.probability for found in maps] == pytest.approx(chances.amax(-1).tolist())
+
+
+def test_contrast_turns_at_the_mean_and_reaches_one():
+    found = HeatMap(torch.tensor([[-1.0, 0.0], [1.0, 4.0]]), (0, 0), 0, 1.0)
+    torch.testing.assert_close(found.contrast(), torch.tensor([[-2 / 3, -1 / 3], [0.0, 1.0]]))
+
+
+def test_an_even_row_has_no_contrast():
+    assert torch.equal(HeatMap(torch.full((7, 7), 1 / 49), (0, 0), 0, 1.0).contrast(), torch.zeros(7, 7))
+
+
+def test_the_brightest_token_lies_where_the_image_is_bright():
+    image = torch.zeros(1, 28, 20)
+    image[:, 21:23, 9:11] = 1
+    assert brightest_token(image, (7, 5)) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"queries": [(7, 0)]}, "query row must be at least 0 and below 7, got 7"),
+        ({"queries": [(0, -1)]}, "query column must be at least 0 and below 7, got -1"),
+        ({"queries": []}, "one token for each of 1 images, got 0"),
+        ({"stage": 4}, "stage must be at least 0 and below 4"),
+        ({"block": 1}, "block must be at least 0 and below 1"),
+        ({"head": 1}, "head must be at least 0 and below 1"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    arguments = {"queries": [(0, 0)], **change}
+    with pytest.raises(ValueError, match=message):
+        attention_maps(micro(), torch.randn(1, 1, 28, 28), **arguments)
+
+
+def test_models_of_others_are_refused():
+    with pytest.raises(ValueError, match="heat maps need a backbone of softline, got Linear"):
+        attention_maps(torch.nn.Linear(1, 1), torch.randn(1, 1), [(0, 0)])
