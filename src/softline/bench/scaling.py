@@ -1,16 +1,15 @@
 """How one attention layer's cost grows with the image."""
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 from torch import Tensor, nn
 
 from softline.attention import create_attention
 from softline.bench.cost import count_macs, peak_bytes
+from softline.bench.turns import take_turns
 from softline.layers.grid import GridSize
 
 
@@ -51,8 +50,8 @@ def measure_scaling(
         side = image_size // patch_size
         x = torch.randn(1, side * side, dim)
         runs = {name: _forward(layer, x, (side, side)) for name, layer in layers.items()}
-        seconds = _take_turns(runs, rounds)
-        yield [_row(image_size, side * side, name, run, 1e3 * median(seconds[name])) for name, run in runs.items()]
+        seconds = take_turns(runs, rounds)
+        yield [_row(image_size, side * side, name, run, 1e3 * seconds[name]) for name, run in runs.items()]
 
 
 def growth_exponent(tokens: Sequence[int], costs: Sequence[float]) -> float:
@@ -72,18 +71,6 @@ def _forward(layer: nn.Module, x: Tensor, grid_size: GridSize) -> Callable[[], T
         return out
 
     return run
-
-
-def _take_turns(runs: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
 
 
 def _row(image_size: int, tokens: int, name: str, run: Callable[[], Tensor], milliseconds: float) -> ScalingRow:
