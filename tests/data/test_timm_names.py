@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
 
 from softline.data import (
     CorruptImageError,
@@ -46,7 +47,7 @@ def test_torchvision_sets_are_read_by_index(cifar10, monkeypatch):
 
 def test_corrupt_images_of_torchvision_sets_are_named(folder):
     (folder / "val" / "bee" / "1.jpg").write_bytes(b"text")
-    source = open_source("torch/image_folder", "val", root=str(folder))
+    source = timm_names.TorchImages(ImageFolder(folder / "val"), "torch/imagenet")
     assert source.classes == ("ant", "bee")
     with pytest.raises(CorruptImageError, match=r"val/bee/1\.jpg cannot be decoded \(not an image\)"):
         source.load(4)
@@ -58,6 +59,10 @@ def test_unknown_and_unreachable_torchvision_sets_are_refused(tmp_path, monkeypa
         open_source("torch/nothing", "train", root=str(tmp_path))
     with pytest.raises(ValueError, match="the source 'torch/cifar10' needs root"):
         open_source("torch/cifar10", "train")
+    with pytest.raises(ValueError, match="split must be one of test, train, val; got 'trian'"):
+        open_source("torch/cifar10", "trian", root=str(tmp_path))
+    with pytest.raises(ValueError, match=f"'torch/image_folder' must be given as the directory itself: {tmp_path}"):
+        open_source("torch/image_folder", "val", root=str(tmp_path))
 
     def fail(*_: object, **__: object) -> None:
         raise OSError("no network")
@@ -109,8 +114,9 @@ def test_webdatasets_are_read_in_order(shards):
     train = open_source("wds/images", "train", root=root)
     train.set_epoch(1)
     assert (len(train), len(list(train))) == (8, 8)
-    loader = DataLoader(StreamImages(open_source("wds/images", "train", root=root), eval_transform(8)), num_workers=2)
-    assert len(list(loader)) == 8
+    # each worker reads its own shards, even after a pass in this process
+    loader = DataLoader(StreamImages(val, eval_transform(8)), num_workers=2)
+    assert sorted(label.item() for _, label in loader) == [0, 1, 2, 2]
 
 
 @leaks
@@ -130,7 +136,7 @@ def test_incomplete_webdatasets_are_refused(shards, tmp_path):
 
 
 @pytest.fixture
-def hugging_face(monkeypatch, folder: Path) -> str:
+def hugging_face(folder: Path) -> str:
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
     return str(folder)
@@ -147,3 +153,9 @@ def test_hugging_face_sets_are_read_by_index(hugging_face, folder, tmp_path):
     assert [corrupt.index for corrupt in find_corrupt(source)] == [4]
     with pytest.raises(ValueError, match="has no split 'extra'; it has train, validation"):
         open_source(f"hfds/{hugging_face}", "extra", root=str(tmp_path / "cache"))
+
+
+def test_what_timm_cannot_stream_is_said(hugging_face, tmp_path):
+    message = rf"hfids/.*; use hfds/{hugging_face}"
+    with pytest.raises(ValueError, match=message):
+        open_source(f"hfids/{hugging_face}", "train", root=str(tmp_path / "cache"))

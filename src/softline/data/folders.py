@@ -19,7 +19,7 @@ from PIL import Image
 from timm.data.readers.img_extensions import get_img_extensions, is_img_extension
 from timm.utils.misc import natural_key
 
-from softline.data.interface import decode
+from softline.data.interface import decode, decoding
 from softline.ops.inputs import check_option
 
 SPLITS = {"train": ("train",), "val": ("val", "validation", "test"), "test": ("test",)}
@@ -66,7 +66,9 @@ class FolderImages:
         offset, size = self._places[index].tolist()
         with open(self._archive or self.name(index), "rb") as file:
             file.seek(offset)
-            image = decode(io.BytesIO(file.read(size)), self.name(index))
+            content = io.BytesIO(file.read(size))
+        with decoding(self, index):
+            image = decode(content)
         return image, int(self._labels[index])
 
     def name(self, index: int) -> str:
@@ -81,7 +83,8 @@ def open_folder(root: str, split: str) -> FolderImages:
         if (directory / name).is_dir():
             return _open_directory(directory / name)
         if (directory / f"{name}.tar").is_file():
-            return _open_tar(str(directory / f"{name}.tar"), ())
+            archive = str(directory / f"{name}.tar")
+            return FolderImages(archive, list(_tar_entries(archive)), archive=archive)
     present = sorted(
         name for name in SPLIT_FOLDERS if (directory / name).exists() or (directory / f"{name}.tar").exists()
     )
@@ -94,11 +97,12 @@ def open_tar(root: str, split: str) -> FolderImages:
     check_option("split", split, SPLITS)
     entries = list(_tar_entries(root))
     present = {entry.parts[0] for entry in entries if len(entry.parts) > 2} & SPLIT_FOLDERS
-    for name in SPLITS[split]:
-        if name in present:
-            return _open_tar(root, (name,))
-    _check_unsplit(root, split, sorted(present))
-    return FolderImages(root, entries, archive=root)
+    name = next((name for name in SPLITS[split] if name in present), None)
+    if name is None:
+        _check_unsplit(root, split, sorted(present))
+        return FolderImages(root, entries, archive=root)
+    entries = [entry._replace(parts=entry.parts[1:]) for entry in entries if entry.parts[0] == name]
+    return FolderImages(f"{root}/{name}", entries, archive=root)
 
 
 def _check_unsplit(root: str, split: str, present: list[str]) -> None:
@@ -123,12 +127,6 @@ def _open_directory(directory: Path) -> FolderImages:
     if others:
         logger.warning("%d files in %s are no images (%s) and are not read", others, directory, _extensions())
     return FolderImages(str(directory), entries)
-
-
-def _open_tar(path: str, below: tuple[str, ...]) -> FolderImages:
-    entries = [entry for entry in _tar_entries(path) if entry.parts[: len(below)] == below]
-    entries = [entry._replace(parts=entry.parts[len(below) :]) for entry in entries]
-    return FolderImages("/".join((path, *below)), entries, archive=path)
 
 
 def _tar_entries(path: str) -> Iterator[Entry]:

@@ -34,9 +34,9 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         return len(self.source)
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, int]:
-        epoch, index = (0, key) if isinstance(key, int) else key
+        epoch, index = key if isinstance(key, tuple) else (0, key)
         image, label = self.source.load(index)
-        image = to_mode(image, self.mode, self.source.name(index))
+        image = to_mode(image, self.mode, lambda: self.source.name(index))
         with repeatable(self.seed, epoch, index):
             return self.transform(image), label
 
@@ -66,14 +66,14 @@ class StreamImages(IterableDataset[tuple[Tensor, int]]):
         worker = get_worker_info()
         place = (self._epoch.value, self.rank, worker.id if worker else 0)
         for position, (image, label) in enumerate(self.stream):
-            image = to_mode(image, self.mode, f"image {position} of the stream")
+            image = to_mode(image, self.mode, lambda: "an image of the stream")
             with repeatable(self.seed, *place, position):
                 tensor = self.transform(image)
             yield tensor, label
 
 
-def to_mode(image: Image.Image, mode: Mode, name: str) -> Image.Image:
+def to_mode(image: Image.Image, mode: Mode, name: Callable[[], str]) -> Image.Image:
     # Pillow would cut 16 and 32 bits off at 255
     if image.mode.startswith(("I", "F")):
-        raise ValueError(f"{name} must have 8 bits for each colour; its mode is {image.mode}: convert it first")
+        raise ValueError(f"{name()} must have 8 bits for each colour; its mode is {image.mode}: convert it first")
     return image if image.mode == mode else image.convert(mode)

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import BinaryIO, Protocol, runtime_checkable
 
 from PIL import Image, UnidentifiedImageError
@@ -56,17 +57,23 @@ class ImageStream(Protocol):
         """Choose the order of the next pass."""
 
 
-def decode(file: BinaryIO, name: str) -> Image.Image:
+def decode(file: BinaryIO) -> Image.Image:
     """The whole image: a truncated file fails here, not where its pixels are first used."""
+    image = Image.open(file)
+    image.load()
+    return image
+
+
+@contextmanager
+def decoding(source: ImageSource, index: int) -> Iterator[None]:
+    """What Pillow raises for a broken image becomes a `CorruptImageError`."""
     try:
-        image = Image.open(file)
-        image.load()
+        yield
     except UNREADABLE as error:
         # with a number it comes from the operating system, such as a lost network drive: the image may be sound
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise CorruptImageError(name, describe(error)) from error
-    return image
+        raise CorruptImageError(source.name(index), describe(error)) from error
 
 
 def describe(error: Exception) -> str:

@@ -6,8 +6,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from PIL import Image
+from timm.data import create_dataset
+from torch.utils.data import get_worker_info
 
-from softline.data.interface import UNREADABLE, CorruptImageError, ImageSource, ImageStream, decode, describe
+from softline.data.interface import ImageSource, ImageStream, decode, decoding, describe
+from softline.ops.inputs import check_option
 
 # the package that each kind of name needs: as imported, as installed
 PACKAGES = {
@@ -16,6 +19,11 @@ PACKAGES = {
     "hfids": ("datasets", "datasets"),
     "tfds": ("tensorflow_datasets", "tensorflow-datasets"),
     "wds": ("webdataset", "webdataset"),
+}
+# what timm's reader of hfids/ cannot do, by a word of its error
+HFIDS = {
+    "trust_remote_code": "timm does not read hfids/ with this version of datasets",
+    "num_samples": "hfids/ needs a dataset that says how many images it has",
 }
 # the validation split has one of these names
 VALIDATION = ("val", "validation", "valid", "test")
@@ -32,12 +40,8 @@ class TorchImages:
         return len(self._dataset)
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        try:
+        with decoding(self, index):
             image, label = self._dataset[index]
-        except UNREADABLE as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise CorruptImageError(self.name(index), describe(error)) from error
         return image, int(label)
 
     def name(self, index: int) -> str:
@@ -57,8 +61,8 @@ class ReaderImages:
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         file, label = self._reader[index]
-        with file:
-            return decode(file, self.name(index)), int(label)
+        with file, decoding(self, index):
+            return decode(file), int(label)
 
     def name(self, index: int) -> str:
         return self._reader.filename(index) or f"{self._name}/{index}"
@@ -75,6 +79,9 @@ class ReaderStream:
         return len(self._reader)
 
     def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+        # what was prepared in the main process is not divided among workers
+        if get_worker_info() is not None and self._reader.worker_info is None:
+            self._reader.ds = None
         if self._name.startswith("wds/") and self._reader.ds is None:
             self._reader._lazy_init()
             self._refuse_errors()
@@ -127,15 +134,17 @@ def _create_reader(kind: str, **options: Any) -> Any:
         mode = "RGB" if kind == "tfds" else ""
         return reader(**options, is_training=options["split"] == "train", input_img_mode=mode)
     except ValueError as error:
-        if "trust_remote_code" not in str(error):
+        reason = next((reason for word, reason in HFIDS.items() if word in str(error)), None)
+        if kind != "hfids" or reason is None:
             raise
-        raise ValueError("timm's hfids/ does not work with this version of datasets: use hfds/") from error
+        raise ValueError(f"{reason}; use hfds/{options['name']}") from error
 
 
 def _open_torch(source: str, split: str, root: str | None) -> TorchImages:
-    # imports all of torchvision's datasets
-    from timm.data.dataset_factory import create_dataset
-
+    # timm takes any other word for the test split, and a directory without the split's folder for the split
+    check_option("split", split, ("train", "val", "test"))
+    if source in ("torch/folder", "torch/image_folder"):
+        raise ValueError(f"the source {source!r} must be given as the directory itself: {root}")
     try:
         # timm knows the split for evaluation as val or validation, not as test
         dataset = create_dataset(source, root=root, split="val" if split == "test" else split, download=True)
@@ -179,5 +188,6 @@ def _class_names(reader: Any) -> tuple[str, ...]:
     """By label; empty for wds/, whose labels are numbers without names."""
     by_name: dict[str, int] = reader.class_to_idx
     if not by_name and hasattr(reader, "builder"):
-        return tuple(getattr(reader.builder.info.features.get("label"), "names", ()))
+        features = reader.builder.info.features or {}
+        return tuple(getattr(features.get("label"), "names", ()))
     return tuple(sorted(by_name, key=lambda name: by_name[name]))

@@ -60,24 +60,30 @@ def train_transform(
     _check_probability("erase_prob", erase_prob)
     check_option("erase_mode", erase_mode, ("const", "rand", "pixel"))
     check_integer("erase_count", erase_count, 1)
+    return _create_augmentation(
+        image_size,
+        is_training=True,
+        mean=tuple(mean),
+        std=tuple(std),
+        interpolation=interpolation,
+        scale=scale,
+        ratio=ratio,
+        hflip=hflip,
+        color_jitter=color_jitter,
+        auto_augment=auto_augment,
+        re_prob=erase_prob,
+        re_mode=erase_mode,
+        re_count=erase_count,
+    )
+
+
+def _create_augmentation(
+    image_size: int | tuple[int, int], *, auto_augment: str | None, **options: Any
+) -> Callable[[Image.Image], Tensor]:
     if auto_augment is not None and not POLICY.fullmatch(auto_augment):
         raise ValueError(f"auto_augment must be a policy such as rand-m9-mstd0.5-inc1, got {auto_augment!r}")
     try:
-        transform = create_transform(
-            image_size,
-            is_training=True,
-            mean=tuple(mean),
-            std=tuple(std),
-            interpolation=interpolation,
-            scale=scale,
-            ratio=ratio,
-            hflip=hflip,
-            color_jitter=color_jitter,
-            auto_augment=auto_augment,
-            re_prob=erase_prob,
-            re_mode=erase_mode,
-            re_count=erase_count,
-        )
+        transform = create_transform(image_size, auto_augment=auto_augment, **options)
     except (AssertionError, KeyError, ValueError) as error:
         raise ValueError(f"auto_augment must be a policy of timm, got {auto_augment!r}: {error}") from error
     for operation in _operations(transform.transforms):
