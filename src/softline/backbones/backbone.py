@@ -7,6 +7,7 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import resize_rel_pos_bias_table
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
@@ -275,14 +276,23 @@ def required(config: Mapping[str, Any], family: str, *keys: str) -> None:
 
 
 def fit_positions(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Position embeddings of square images resized to those that the model learns."""
+    """Position embeddings of square images, and biases of square windows, resized to those that the model learns."""
+    own = model.state_dict()
     for index, stage in enumerate(getattr(model, "stages", [])):
-        key, position = f"stages.{index}.position.weight", stage.position
+        key, position = f"stages.{index}.position.weight", getattr(stage, "position", None)
         if position is None or key not in state_dict or state_dict[key].shape == position.weight.shape:
             continue
         side = math.isqrt(state_dict[key].shape[1] - stage.num_prefix_tokens)
         state_dict[key] = position.resize(state_dict[key], (side, side), position.grid_size)
-    return state_dict
+    return {key: _fit_bias(key, value, own) for key, value in state_dict.items()}
+
+
+def _fit_bias(key: str, table: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+    """A table of position biases for windows of another size."""
+    if not key.endswith("position_bias") or key not in own or own[key].shape == table.shape:
+        return table
+    window = (math.isqrt(len(own[key])) + 1) // 2
+    return resize_rel_pos_bias_table(table, (window, window), tuple(own[key].shape))
 
 
 def per_stage(attention: AttentionChoice, count: int) -> list[str]:

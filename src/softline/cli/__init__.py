@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 import softline
-from softline.cli import bench, convert, models
+from softline.cli import bench, convert, evaluate, models, predict, train
 
-COMMANDS = (bench, models, convert)
+COMMANDS = (train, evaluate, predict, bench, models, convert)
 
 # packages of the extras, by the extra that brings them
 EXTRAS = {

@@ -10,6 +10,7 @@ import timm
 import torch
 from timm.data import Mixup, resolve_model_data_config
 from torch import nn
+from torch.utils.data import Dataset
 
 from softline.backbones import MODEL_NAMES
 from softline.backbones.backbone import fit_positions
@@ -49,9 +50,9 @@ def build_classification(recipe: ClassificationRecipe, *, rank: int = 0, notify:
     make_train = train_image_transform(recipe.augment, settings)
     return Classification(
         model,
-        _dataset(train_source, make_train, seed=recipe.seed, rank=rank, mode=settings["mode"]),
-        _dataset(val_source, eval_image_transform(settings), seed=recipe.seed, rank=rank, mode=settings["mode"]),
         classes,
+        train_set=image_dataset(train_source, make_train, seed=recipe.seed, rank=rank, mode=settings["mode"]),
+        val_set=image_dataset(val_source, eval_image_transform(settings), rank=rank, mode=settings["mode"]),
         mixup=build_mixup(recipe.augment, len(classes)),
         smoothing=recipe.augment.smoothing,
         channels_last=recipe.model.channels_last,
@@ -196,7 +197,9 @@ def leave_out_corrupt(source: ImageSource | ImageStream, split: str, notify: Not
     return without(source, [image.index for image in corrupt])
 
 
-def _dataset(source: ImageSource | ImageStream, transform: Any, *, seed: int, rank: int, mode: Any) -> Any:
+def image_dataset(
+    source: ImageSource | ImageStream, transform: Any, *, mode: Any, seed: int = 0, rank: int = 0
+) -> Dataset[Any]:
     if isinstance(source, ImageStream):
         return StreamImages(source, transform, seed=seed, rank=rank, mode=mode)
     return LabelledImages(source, transform, seed=seed, mode=mode)

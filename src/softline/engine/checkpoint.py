@@ -22,7 +22,7 @@ LAST, BEST = "last.pt", "best.pt"
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Replace the file at ``path``; if that fails, what was there stays."""
     check_finite(content)
-    stamped = {"format": FORMAT, "softline": softline.__version__, "torch": torch.__version__, **content}
+    stamped = {"format": FORMAT, "softline": softline.__version__, "torch": str(torch.__version__), **content}
 
     def write(file: Any) -> None:
         guarded: Any = _Remembering(file)

@@ -70,7 +70,7 @@ def _stream(task: Task, recipe: Recipe, micro: int, start_step: int, per_epoch: 
     """Batches of a set that can only be read in order; what a resumed run has seen is read again and dropped."""
     skip = start_step % per_epoch * recipe.accumulate
     for epoch in itertools.count(start_step // per_epoch):
-        task.train_set.set_epoch(epoch)  # type: ignore[attr-defined]
+        task.train_set.set_epoch(epoch)  # type: ignore[union-attr]
         batches = _load(task, recipe.workers, batch_size=micro, drop_last=True)
         taken = 0
         for batch in itertools.islice(batches, skip, per_epoch * recipe.accumulate):

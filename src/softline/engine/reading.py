@@ -6,6 +6,7 @@ Unknown keys, wrong types and values out of range fail with the key's name. A fi
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Sequence
 from importlib.resources import files
@@ -51,15 +52,16 @@ def read_recipe(content: dict[str, Any], overrides: Sequence[str] = (), *, where
     """A recipe from nested keys and values and ``--key value`` (or ``--key=value``) overrides."""
     from jsonargparse import ArgumentError
 
-    if "task" not in content:
-        raise ValueError(f"{where} has no key 'task': one of {', '.join(RECIPE_TYPES)}")
-    check_option("task", content["task"], RECIPE_TYPES)
-    kind = RECIPE_TYPES[content["task"]]
-    _check_keys(content, kind, where)
-    parser = _parser(kind)
     try:
-        merged = parser.parse_args(_join_overrides(overrides, kind), namespace=parser.parse_object(content))
-        return kind(**vars(parser.instantiate_classes(merged)))
+        if "task" not in content:
+            raise ValueError(f"missing key task: one of {', '.join(RECIPE_TYPES)}")
+        check_option("task", content["task"], RECIPE_TYPES)
+        kind = RECIPE_TYPES[content["task"]]
+        _check_keys(content, kind)
+        content = _override(content, overrides, kind)
+        _check_keys(content, kind)
+        parser = _parser(kind)
+        return kind(**vars(parser.instantiate(parser.parse_object(content))))
     except ArgumentError as error:
         raise ValueError(f"{where}: {_tidy(str(error))}") from None
     except ValueError as error:
@@ -97,7 +99,11 @@ def _content(name: str, chain: tuple[str, ...] = ()) -> dict[str, Any]:
         return _resolve(_parse(entry.read_text(), name), Path(), (*chain, name))
     if not path.is_file():
         raise ValueError(f"no such recipe file: {name}")
-    return _resolve(_parse(path.read_text(), name), path.parent, (*chain, name))
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError:
+        raise ValueError(f"{name} is not text") from None
+    return _resolve(_parse(text, name), path.parent, (*chain, name))
 
 
 def check_recipe_name(name: str) -> None:
@@ -115,11 +121,26 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         # safe, and unlike yaml's own reads 1e-3 as a number
         content = get_loader("yaml")(text)
+        _check_duplicates(yaml.compose(text, yaml.SafeLoader), where)
     except yaml.YAMLError as error:
         raise ValueError(f"{where} is not YAML: {_tidy(str(error))}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{where} must hold keys and values, such as 'task: classification', got {content!r}")
     return content
+
+
+def _check_duplicates(node: Any, where: str) -> None:
+    """YAML would keep the last of two equal keys without a word."""
+    import yaml
+
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen = set()
+    for key, value in node.value:
+        if key.value in seen:
+            raise ValueError(f"{where}, line {key.start_mark.line + 1}: the key {key.value} is there twice")
+        seen.add(key.value)
+        _check_duplicates(value, where)
 
 
 def _resolve(content: dict[str, Any], folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
@@ -129,7 +150,7 @@ def _resolve(content: dict[str, Any], folder: Path, chain: tuple[str, ...]) -> d
     if not isinstance(base, str):
         raise ValueError(f"{chain[-1]}: base must be the name of a recipe or a .yaml file, got {base!r}")
     if base.endswith((".yaml", ".yml")):
-        base = str(folder / base)
+        base = os.path.normpath(folder / base)
     return merge(_content(base, chain), content)
 
 
@@ -171,35 +192,74 @@ def _section(annotation: Any) -> type[Any] | None:
     return None
 
 
-def _check_keys(content: dict[str, Any], kind: type[Any], where: str, prefix: str = "") -> None:
+def _check_keys(content: dict[str, Any], kind: type[Any], prefix: str = "") -> None:
     fields = {entry.name: entry for entry in dataclasses.fields(kind)}
     for key, value in content.items():
         if key not in fields:
-            raise ValueError(f"{where}: unknown key {prefix}{key}{_suggest(str(key), list(fields), prefix)}")
+            raise ValueError(f"unknown key {prefix}{key}{_suggest(str(key), list(fields), prefix)}")
         section = _section(fields[key].type)
-        if section is not None and isinstance(value, dict):
-            _check_keys(value, section, where, f"{prefix}{key}.")
+        if section is None or (value is None and section is not fields[key].type):
+            continue
+        if not isinstance(value, dict):
+            raise ValueError(f"{prefix}{key} must hold keys and values, got {value!r}")
+        _check_keys(value, section, f"{prefix}{key}.")
 
 
-def _join_overrides(overrides: Sequence[str], kind: type[Recipe]) -> list[str]:
-    """The overrides as ``--key=value``, their keys checked."""
-    joined: list[str] = []
+def _override(content: dict[str, Any], overrides: Sequence[str], kind: type[Recipe]) -> dict[str, Any]:
+    """The content with ``--key value`` or ``--key=value`` set in it."""
+    keys = recipe_keys(kind)
+    for key, text in _pairs(overrides):
+        if not _is_key(key, keys):
+            raise ValueError(f"unknown key {key}{_suggest(key, keys)}")
+        value = _value(key, text, kind)
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        content = merge(content, value)
+    check_option("task", content["task"], RECIPE_TYPES)
+    if RECIPE_TYPES[content["task"]] is not kind:
+        raise ValueError(f"task cannot be overridden: this recipe has the keys of another, got {content['task']!r}")
+    return content
+
+
+def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str | None]] = []
     for part in overrides:
         if part.startswith("--"):
-            joined.append(part)
-        elif joined and "=" not in joined[-1]:
-            joined[-1] += f"={part}"
+            key, equals, value = part[2:].partition("=")
+            pairs.append((key, value if equals else None))
+        elif pairs and pairs[-1][1] is None:
+            pairs[-1] = (pairs[-1][0], part)
         else:
             raise ValueError(f"expected --key value, got {part!r}")
-    keys = recipe_keys(kind)
-    open_keys = tuple(f"{key}." for key in keys if key.endswith("options"))
-    for part in joined:
-        key, _, value = part[2:].partition("=")
-        if key not in keys and not key.startswith(open_keys) and not any(k.startswith(f"{key}.") for k in keys):
-            raise ValueError(f"unknown key {key}{_suggest(key, keys)}")
-        if not value:
-            raise ValueError(f"--{key} needs a value")
-    return joined
+    missing = [key for key, value in pairs if value is None]
+    if missing:
+        raise ValueError(f"--{missing[0]} needs a value")
+    return [(key, value) for key, value in pairs if value is not None]
+
+
+def _is_key(key: str, keys: Sequence[str]) -> bool:
+    """A key, a section of keys, or an entry of free options."""
+    return any(key == known or known.startswith(f"{key}.") for known in keys) or any(
+        known.endswith("options") and key.startswith(f"{known}.") for known in keys
+    )
+
+
+def _value(key: str, text: str, kind: type[Any]) -> Any:
+    """What the text means where it stands: text stays text where text is wanted, the rest is YAML."""
+    import yaml
+    from jsonargparse import get_loader
+
+    name, _, rest = key.partition(".")
+    annotation = {entry.name: entry.type for entry in dataclasses.fields(kind)}.get(name)
+    section = _section(annotation)
+    if rest and section is not None:
+        return _value(rest, text, section)
+    if annotation is str or (annotation == str | None and text != "null"):
+        return text
+    try:
+        return get_loader("yaml")(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{key}: {_tidy(str(error))}") from None
 
 
 def _suggest(key: str, keys: Sequence[str], prefix: str = "") -> str:
@@ -219,7 +279,7 @@ def _tidy(message: str) -> str:
         r"\1 must be one of \2, got \3",
         message,
     )
-    message = re.sub(r"<class '(\w+)'>", r"\1", message).replace("NoneType", "null")
+    message = re.sub(r"<class '(\w+)'>", r"\1", message).replace("NoneType", "null").replace("a int,", "an int,")
     return re.sub(r"a typing\.Literal\[(.+?)\]", r"one of \1", message)
 
 

@@ -17,7 +17,7 @@ from softline.tasks.task import Loss
 class Classification:
     """Cross-entropy on labels that may be smoothed and, by mixup and cutmix, mixed; top-1 and top-5 accuracy.
 
-    train_set, val_set: give (image [C, H, W], label).
+    train_set, val_set: give (image [C, H, W], label); only what is used must be there.
     mixup: timm's, which then also smooths.
     """
 
@@ -27,10 +27,10 @@ class Classification:
     def __init__(
         self,
         model: nn.Module,
-        train_set: Dataset[Any],
-        val_set: Dataset[Any],
         classes: Sequence[str],
         *,
+        train_set: Dataset[Any] | None = None,
+        val_set: Dataset[Any] | None = None,
         mixup: Mixup | None = None,
         smoothing: float = 0.0,
         channels_last: bool = False,

@@ -17,9 +17,9 @@ class Loss(NamedTuple):
 
 class Task(Protocol):
     model: nn.Module
-    train_set: Dataset[Any]
+    train_set: Dataset[Any] | None
     """Indexed by (epoch, index), or iterable with ``set_epoch`` where samples can only be read in order."""
-    val_set: Dataset[Any]
+    val_set: Dataset[Any] | None
     monitor: str
     """The metric that tells the best checkpoint; more is better."""
     unit: str

@@ -1,0 +1,109 @@
+"""A run's progress: a bar on a terminal, plain lines elsewhere."""
+
+import time
+from types import TracebackType
+from typing import Any
+
+from softline.engine.events import Evaluated, Event, Notice, Saved, Started, Stepped
+
+
+class Progress:
+    """A listener for one run, to be used as a context."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.bar: Any = None
+        self.task: Any = None
+        self.started = False
+        self.unit = "samples"
+        self.last_line = 0.0
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._start(event)
+        elif isinstance(event, Stepped):
+            self._step(event)
+        elif isinstance(event, Evaluated):
+            self.say(evaluation_line(event))
+        elif isinstance(event, Notice):
+            self.say(event.text)
+        else:
+            assert isinstance(event, Saved), "that is all there is"
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def _start(self, event: Started) -> None:
+        self.started = True
+        self.unit = event.unit
+        several = f"{event.processes} processes on " if event.processes > 1 else ""
+        self.say(
+            f"{event.model}: {event.parameters / 1e6:.2f} M parameters, {several}{event.device}, to {event.output}"
+        )
+        epochs = event.steps / event.steps_per_epoch
+        resumed = f", from step {event.start_step}" if event.start_step else ""
+        self.say(f"{event.steps} steps, {epochs:g} epochs of {event.steps_per_epoch}{resumed}")
+        if self.console.is_terminal:
+            self.bar = _bar(self.console)
+            self.task = self.bar.add_task("", total=event.steps, completed=event.start_step, numbers="")
+            self.bar.start()
+
+    def _step(self, event: Stepped) -> None:
+        line = step_line(event, self.unit)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=event.step, numbers=line)
+        elif time.monotonic() - self.last_line > 10 or event.seconds_left == 0:
+            self.last_line = time.monotonic()
+            self.say(f"step {event.step}: {line}")
+
+
+def step_line(event: Stepped, unit: str) -> str:
+    logs = "".join(f"  {name} {value:.3f}" for name, value in event.logs.items())
+    return (
+        f"epoch {event.epoch:.2f}  loss {event.loss:.4f}{logs}  lr {event.lr:.2e}  {event.per_second:,.0f} {unit}/s"
+        f"  {duration(event.seconds_left)} left"
+    )
+
+
+def evaluation_line(event: Evaluated) -> str:
+    best = "  best so far" if event.best else ""
+    return f"epoch {event.epoch:g}: {metrics_text(event.metrics)}{best}"
+
+
+def metrics_text(metrics: dict[str, float]) -> str:
+    """Fractions named top-k as percentages."""
+    parts = [
+        f"{name} {100 * value:.2f} %" if name.startswith("top") else f"{name} {value:.4f}"
+        for name, value in metrics.items()
+    ]
+    return "  ".join(sorted(parts, reverse=True))
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _bar(console: Any) -> Any:
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    return Bar(
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[numbers]}", markup=False),
+        console=console,
+        transient=True,
+    )

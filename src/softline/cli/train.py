@@ -1,0 +1,64 @@
+"""``softline train``: train by a recipe."""
+
+import argparse
+import textwrap
+
+from softline.cli.arguments import Commands
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "train",
+        help="train a model by a recipe",
+        usage="softline train RECIPE [--resume] [--output DIR] [--KEY VALUE ...]",
+        description="Train by a recipe: the name of one in the package, or a YAML file. Any of its keys can be set on "
+        "the command line. Checkpoints (last.pt, best.pt), log.jsonl and TensorBoard files go to the output directory.",
+        epilog=textwrap.dedent("""\
+            examples:
+              softline train quickstart --model.options.attention inline --output runs/inline
+              softline train softpp_tiny --data.source /data/imagenet --precision bf16 --workers 8
+              torchrun --standalone --nproc-per-node 8 -m softline.cli train softpp_small --data.source /data/imagenet
+            """),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="name of a recipe, or a .yaml file")
+    parser.add_argument("--list", action="store_true", help="list the recipes in the package, and stop")
+    parser.add_argument("--show", action="store_true", help="print the whole recipe with every key, and stop")
+    parser.add_argument("--resume", action="store_true", help="continue from the output directory's last checkpoint")
+    parser.add_argument("--skip-corrupt", action="store_true", help="look for unreadable images and leave them out")
+    parser.add_argument("--output", metavar="DIR", help="where checkpoints and logs go (default: the recipe's)")
+    parser.set_defaults(run=run, takes_overrides=True)
+
+
+def run(options: argparse.Namespace) -> None:
+    from softline.engine.reading import dump_recipe, list_recipes, load_recipe
+
+    if options.list:
+        print("\n".join(list_recipes()))
+        return
+    if options.recipe is None:
+        raise ValueError("name a recipe; `softline train --list` lists those in the package")
+    overrides = list(options.overrides)
+    if options.output is not None:
+        overrides += ["--output", options.output]
+    if options.skip_corrupt:
+        overrides += ["--data.skip_corrupt", "true"]
+    recipe = load_recipe(options.recipe, overrides)
+    if options.show:
+        print(dump_recipe(recipe), end="")
+        return
+
+    from softline.cli.progress import Progress, metrics_text
+    from softline.engine.train import train
+
+    with Progress() as progress:
+        result = train(recipe, resume=options.resume, listeners=[progress])
+        if not progress.started:
+            # another process speaks
+            return
+    if not result.finished:
+        print(f"stopped by SIGTERM after step {result.step}; continue with --resume")
+        return
+    print(f"best: {metrics_text(result.best)}")
+    print(f"checkpoints and logs: {result.output}")

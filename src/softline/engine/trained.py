@@ -1,0 +1,163 @@
+"""Use a trained model: load it, evaluate it at several image sizes, name what is on an image."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from softline.backbones import MODEL_NAMES
+from softline.backbones.official import check_keys
+from softline.data import open_source
+from softline.data.images import to_mode
+from softline.data.interface import UNREADABLE, decode, describe
+from softline.engine.build import (
+    Notify,
+    build_model,
+    check_model_name,
+    eval_image_transform,
+    image_dataset,
+    image_settings,
+    leave_out_corrupt,
+    log,
+)
+from softline.engine.checkpoint import load_checkpoint
+from softline.engine.evaluate import Evaluation, evaluate
+from softline.engine.reading import read_recipe
+from softline.engine.recipe import ClassificationRecipe
+from softline.tasks import Classification
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with all that is needed to show it an image."""
+
+    name: str
+    model: nn.Module
+    classes: tuple[str, ...]
+    """Names by label; empty if unknown."""
+    settings: dict[str, Any]
+    """Of the images it was trained for: size, mean, std, interpolation, crop, colour mode."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    name: str
+    """The image's."""
+    classes: list[str]
+    """The likeliest first."""
+    probabilities: list[float]
+
+
+def load_trained(checkpoint: str) -> Trained:
+    """A checkpoint of `train`, a directory that timm saved, or the name of a model with published weights."""
+    path = Path(checkpoint)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            inside = " (there is a best.pt in it)" if (path / "best.pt").is_file() else ""
+            raise ValueError(f"{path} is a directory without timm's config.json: name a checkpoint file{inside}")
+        return _load_timm(f"local-dir:{path}")
+    if path.suffix or path.is_file():
+        return _load_checkpoint(path)
+    return _load_timm(checkpoint)
+
+
+def evaluate_sizes(
+    trained: Trained,
+    source: str,
+    accelerator: Accelerator,
+    *,
+    sizes: Sequence[int] | None = None,
+    split: str = "val",
+    root: str | None = None,
+    batch_size: int = 64,
+    workers: int = 0,
+    skip_corrupt: bool = False,
+    notify: Notify = log.info,
+) -> Iterator[tuple[int, Evaluation]]:
+    """Accuracy on images of each size, as in Table 6 of the SOFT paper; the size it was trained for by default."""
+    images = open_source(source, split, root=root)
+    if skip_corrupt:
+        images = leave_out_corrupt(images, split, notify)
+    classes = _check_classes(trained, images.classes, source)
+    model = trained.model.to(accelerator.device)
+    for size in sizes or [trained.settings["image_size"]]:
+        settings = {**trained.settings, "image_size": size}
+        if trained.name not in MODEL_NAMES and hasattr(model, "set_input_size"):
+            # softline's own take any size
+            model.set_input_size(img_size=size)  # type: ignore[operator]
+        dataset = image_dataset(
+            images, eval_image_transform(settings), mode=settings["mode"], rank=accelerator.process_index
+        )
+        task = Classification(model, classes, val_set=dataset)
+        yield size, evaluate(task, model, accelerator, batch_size=batch_size, workers=workers)
+
+
+def predict(trained: Trained, paths: Sequence[str], *, top: int = 5) -> Iterator[Prediction]:
+    """The likeliest classes of each image."""
+    transform = eval_image_transform(trained.settings)
+    trained.model.eval()
+    for path in paths:
+        image = _read_image(path, trained.settings["mode"])
+        with torch.no_grad():
+            logits: Tensor = trained.model(transform(image).unsqueeze(0))[0]
+        probabilities = logits.float().softmax(0)
+        best = probabilities.topk(min(top, len(probabilities)))
+        labels = [trained.classes[i] if trained.classes else str(i) for i in best.indices.tolist()]
+        yield Prediction(path, labels, best.values.tolist())
+
+
+def _read_image(path: str, mode: Any) -> Any:
+    if not Path(path).is_file():
+        raise ValueError(f"no such image: {path}")
+    with open(path, "rb") as file:
+        try:
+            image = decode(file)
+        except UNREADABLE as error:
+            raise ValueError(f"{path} cannot be decoded ({describe(error)})") from None
+    return to_mode(image, mode, lambda: path)
+
+
+def _load_checkpoint(path: Path) -> Trained:
+    content = load_checkpoint(path)
+    recipe = read_recipe(content["recipe"], where=str(path))
+    if not isinstance(recipe, ClassificationRecipe):
+        raise ValueError(f"{path} was trained for the task {recipe.task}, not for classification")
+    classes = tuple(content["facts"]["classes"])
+    # its weights are in the checkpoint
+    bare = dataclasses.replace(recipe.model, pretrained=False, checkpoint=None)
+    model = build_model(bare, len(classes), recipe.data.image_size)
+    weights = content["state_dict"] if content["state_dict_ema"] is None else content["state_dict_ema"]
+    check_keys(model, weights, f"{recipe.model.name} ({path})")
+    model.load_state_dict(weights)
+    return Trained(recipe.model.name, model, classes, image_settings(model, recipe.data))
+
+
+def _load_timm(name: str) -> Trained:
+    check_model_name(name)
+    try:
+        model = timm.create_model(name, pretrained=True)
+    except RuntimeError as error:
+        raise ValueError(f"{name}: {error}") from None
+    cfg: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+    classes = tuple(cfg.get("label_names") or ())
+    return Trained(str(cfg.get("architecture") or name), model, classes, image_settings(model))
+
+
+def _check_classes(trained: Trained, found: tuple[str, ...], source: str) -> tuple[str, ...]:
+    """Those of the data, which must be the model's."""
+    count = int(getattr(trained.model, "num_classes", len(trained.classes)))
+    if trained.classes and found and set(found) != set(trained.classes):
+        missing, extra = sorted(set(trained.classes) - set(found)), sorted(set(found) - set(trained.classes))
+        raise ValueError(
+            f"the classes of {source} are not those the model was trained for: "
+            f"missing {', '.join(missing[:10]) or 'none'}; unknown {', '.join(extra[:10]) or 'none'}"
+        )
+    if found and len(found) != count:
+        raise ValueError(f"{source} has {len(found)} classes, the model {count}")
+    return found or tuple(str(index) for index in range(count))
