@@ -2,11 +2,24 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from softline.bench.scaling import ScalingRow, growth_exponent
 
+if TYPE_CHECKING:
+    from softline.bench.compare import Comparison, Row
+
 COLORS = {"softmax": "#8c8c8c", "softpp": "#0b6e99", "inline": "#d9622b"}
-LABELS = {"softmax": "softmax", "softpp": "SOFT++", "inline": "InLine"}
+LABELS = {
+    "softmax": "softmax",
+    "soft": "SOFT",
+    "softpp": "SOFT++",
+    "inline": "InLine",
+    "linformer": "Linformer",
+    "performer": "Performer",
+    "nystrom": "Nyströmformer",
+}
+PALETTE = ("#0b6e99", "#d9622b", "#3c8d5a", "#8d5fb0", "#b8952a", "#c2487a", "#4b4b4b", "#5fb3ce")
 
 
 def plot_scaling(rows: Sequence[ScalingRow], path: Path) -> None:
@@ -39,3 +52,91 @@ def plot_scaling(rows: Sequence[ScalingRow], path: Path) -> None:
         axis.legend(frameon=False)
     figure.savefig(path, dpi=160)
     plt.close(figure)
+
+
+def plot_comparison(comparison: "Comparison", path: Path) -> None:
+    """Learning curves with bands over the seeds, final accuracies, and accuracy against cost."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = [row.name for row in comparison.rows]
+    colors = comparison_colors(names)
+    height = max(3.9, 1.4 + 0.3 * len(names))
+    figure, axes = plt.subplots(1, 3, figsize=(13.5, height), layout="constrained", width_ratios=(1.25, 1, 1))
+    _plot_curves(axes[0], comparison.rows, colors)
+    _plot_accuracies(axes[1], comparison.rows, colors)
+    _plot_accuracy_by_cost(axes[2], comparison.rows, colors)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+        axis.set_axisbelow(True)
+    seeds = "1 seed" if len(comparison.seeds) == 1 else f"{len(comparison.seeds)} seeds"
+    reference = f", after {comparison.reference}" if comparison.reference else ""
+    figure.suptitle(f"{comparison.title}{reference} ({seeds})", x=0.01, ha="left", fontsize=12)
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
+
+
+def comparison_colors(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each variant; attentions keep theirs in every figure."""
+    free = [color for color in PALETTE if color not in {COLORS.get(name) for name in names}]
+    others = [name for name in names if name not in COLORS]
+    return {name: COLORS.get(name) or free[others.index(name) % len(free)] for name in names}
+
+
+def _plot_curves(axis: Any, rows: "Sequence[Row]", colors: dict[str, str]) -> None:
+    for row in rows:
+        # seeds are evaluated after the same epochs; one that diverged has fewer
+        epochs = sorted({point.epoch for run in row.runs for point in run.curve})
+        scores = [[100 * p.top1 for run in row.runs for p in run.curve if p.epoch == epoch] for epoch in epochs]
+        middle = [sum(values) / len(values) for values in scores]
+        axis.plot(epochs, middle, "o-", color=colors[row.name], linewidth=2, markersize=4, label=_label(row.name))
+        if len(row.runs) > 1:
+            low, high = [min(values) for values in scores], [max(values) for values in scores]
+            axis.fill_between(epochs, low, high, color=colors[row.name], alpha=0.18, linewidth=0)
+    axis.set_xlabel("epoch")
+    axis.set_title("validation top-1 [%]", loc="left", fontsize=11)
+    axis.legend(frameon=False, loc="lower right", fontsize=9)
+
+
+def _plot_accuracies(axis: Any, rows: "Sequence[Row]", colors: dict[str, str]) -> None:
+    means = [100 * row.mean for row in rows if row.mean is not None]
+    for place, row in enumerate(rows):
+        if row.mean is None:
+            axis.annotate("diverged", (0.03, place), xycoords=("axes fraction", "data"), va="center", color="#a33")
+            continue
+        scores = [100 * score for score in row.top1 if score is not None]
+        axis.plot(scores, [place] * len(scores), "o", color=colors[row.name], alpha=0.35, markersize=5, linewidth=0)
+        spread = 100 * (row.spread or 0)
+        axis.errorbar(100 * row.mean, place, xerr=spread, fmt="D", color=colors[row.name], capsize=4, markersize=7)
+        text = f"{100 * row.mean:.1f}" + (f" ± {spread:.1f}" if row.spread is not None else "")
+        axis.annotate(text, (100 * row.mean, place), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8)
+    axis.set_yticks(range(len(rows)), [_label(row.name) for row in rows])
+    axis.set_ylim(len(rows) - 0.4, -0.7)
+    if means:
+        margin = 0.12 * (max(means) - min(means)) + 1
+        axis.set_xlim(min(means) - margin, max(means) + margin)
+    axis.set_title("final top-1 [%]" + (", mean ± deviation" if len(rows[0].runs) > 1 else ""), loc="left", fontsize=11)
+
+
+def _plot_accuracy_by_cost(axis: Any, rows: "Sequence[Row]", colors: dict[str, str]) -> None:
+    for row in rows:
+        if row.mean is None:
+            continue
+        axis.plot(row.cost.macs / 1e6, 100 * row.mean, "o", color=colors[row.name], markersize=9)
+        axis.annotate(
+            _label(row.name),
+            (row.cost.macs / 1e6, 100 * row.mean),
+            xytext=(7, 5),
+            textcoords="offset points",
+            fontsize=9,
+        )
+    axis.margins(x=0.2, y=0.12)
+    axis.set_xlabel("multiply-adds of an image [M]")
+    axis.set_title("final top-1 [%] against cost", loc="left", fontsize=11)
+
+
+def _label(name: str) -> str:
+    return LABELS.get(name, name)
