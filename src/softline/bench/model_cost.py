@@ -28,7 +28,7 @@ class ModelCost:
 
 
 def measure_costs(
-    recipes: Mapping[str, ClassificationRecipe], num_classes: int, *, rounds: int = 5
+    recipes: Mapping[str, ClassificationRecipe], num_classes: int, *, rounds: int = 3
 ) -> dict[str, ModelCost]:
     """Costs of each recipe's model on random images, at its batch size; the models take turns in being timed."""
     probes = {name: Probe(recipe, num_classes) for name, recipe in recipes.items()}

@@ -22,9 +22,9 @@ def add(commands: Commands) -> None:
         help="train variants of one model alike, with several seeds, and tabulate accuracy and cost",
         usage="softline compare [PRESET] [--attentions NAME,...] [--recipe RECIPE] [--seeds N,...] [--jobs N]\n"
         "                        [--output DIR] [--json PATH] [--figure PATH] [--KEY VALUE ...]",
-        description="Train variants of one recipe on the same data and budget, with several seeds: the variants of a "
-        "preset, which are papers' tables in miniature, or different attentions. Any key of the recipe can be set on "
-        "the command line, for all of them. Started again, it does not repeat what is done in the output directory.",
+        description="Train variants of one recipe on the same data and budget, with several seeds: those of a PRESET "
+        "(default: attentions), which are papers' tables in miniature, or different attentions. Any key of the recipe "
+        "can be set on the command line, for all variants. Started again, it does not repeat what is done already.",
         epilog=textwrap.dedent("""\
             examples:
               softline compare attentions --seeds 0,1,2 --jobs 2
@@ -34,7 +34,6 @@ def add(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("preset", nargs="?", metavar="PRESET", help="see --list (default: attentions)")
     parser.add_argument("--list", action="store_true", help="list the presets, and stop")
     parser.add_argument("--attentions", type=names, metavar="NAME,...", help="compare these instead of a preset")
     parser.add_argument("--recipe", metavar="RECIPE", help="what to change (default: the preset's, else quickstart)")
@@ -88,14 +87,23 @@ def _choose(options: argparse.Namespace) -> "tuple[Preset, Recipe]":
     from softline.bench.presets import Preset, attention_variants, load_preset
     from softline.engine.reading import load_recipe
 
+    name, overrides = _split(options.overrides)
     if options.attentions is None:
-        return load_preset(options.preset or "attentions", options.recipe, options.overrides)
-    if options.preset is not None:
-        raise ValueError(f"name a preset or --attentions, not both: got {options.preset} and --attentions")
+        return load_preset(name or "attentions", options.recipe, overrides)
+    if name is not None:
+        raise ValueError(f"name a preset or --attentions, not both: got {name} and --attentions")
     recipe = options.recipe or Preset.base
     variants = tuple(attention_variants(options.attentions))
     preset = Preset("-".join(options.attentions), f"Attentions by the recipe {recipe}", "", variants)
-    return preset, load_recipe(recipe, options.overrides)
+    return preset, load_recipe(recipe, overrides)
+
+
+def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The preset, if there is one before the overrides."""
+    # argparse would take the value of an override for it
+    if arguments and not arguments[0].startswith("--"):
+        return arguments[0], arguments[1:]
+    return None, arguments
 
 
 def _make_directory(path: Path) -> None:
