@@ -7,7 +7,7 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import resize_rel_pos_bias_table
+from timm.layers import resize_rel_pos_bias_table_simple
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
@@ -292,7 +292,7 @@ def _fit_bias(key: str, table: Tensor, own: Mapping[str, Tensor]) -> Tensor:
     if not key.endswith("position_bias") or key not in own or own[key].shape == table.shape:
         return table
     window = (math.isqrt(len(own[key])) + 1) // 2
-    return resize_rel_pos_bias_table(table, (window, window), tuple(own[key].shape))
+    return resize_rel_pos_bias_table_simple(table, (window, window), tuple(own[key].shape))
 
 
 def per_stage(attention: AttentionChoice, count: int) -> list[str]:

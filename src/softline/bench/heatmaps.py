@@ -1,12 +1,18 @@
 """Where a model looks: rows of the explicit attention weights, laid out on the image."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from softline.backbones.backbone import Backbone
+from softline.data import ImageSource
+from softline.data.images import to_mode
+from softline.engine.build import eval_image_transform
+from softline.engine.trained import load_trained
 from softline.layers.grid import GridSize
 
 
@@ -34,6 +40,56 @@ class HeatMap:
         # what is left of an even row is rounding
         even = largest <= 1e-6 * self.row.abs().max()
         return torch.zeros_like(difference) if even else difference / largest
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image under the eyes of several models."""
+
+    name: str
+    image: Tensor
+    """As the models saw it, but in 0 to 1: [C, H, W]."""
+    label: str
+    maps: dict[str, HeatMap]
+    """By model."""
+    classes: tuple[str, ...]
+
+
+def compare_attention(checkpoints: Mapping[str, Path], source: ImageSource, *, count: int = 5) -> list[Example]:
+    """Heat maps of ``count`` images, the first of as many classes spread over all, by models that `train` wrote.
+
+    checkpoints: of models for images of one size and for the classes of ``source``.
+    """
+    trained = {name: load_trained(str(path)) for name, path in checkpoints.items()}
+    first = next(iter(trained.values()))
+    indices = first_of_classes(source, count)
+    loaded = [source.load(index) for index in indices]
+    transform = eval_image_transform(first.settings)
+    images = torch.stack([transform(to_mode(image, first.settings["mode"], lambda: "image")) for image, _ in loaded])
+    grid_size = grid_of_stage(first.model, images)
+    queries = [brightest_token(image, grid_size) for image in images]
+    maps = {name: attention_maps(one.model.eval(), images, queries) for name, one in trained.items()}
+    mean, std = (torch.tensor(first.settings[key])[:, None, None] for key in ("mean", "std"))
+    return [
+        Example(
+            name=source.name(index),
+            image=(images[position] * std + mean).clamp(0, 1),
+            label=first.classes[label],
+            maps={name: found[position] for name, found in maps.items()},
+            classes=first.classes,
+        )
+        for position, (index, (_, label)) in enumerate(zip(indices, loaded, strict=True))
+    ]
+
+
+def first_of_classes(source: ImageSource, count: int) -> list[int]:
+    """Indices of the first image of each of ``count`` classes, spread over all: chosen by no one's taste."""
+    first: dict[int, int] = {}
+    for index in range(len(source)):
+        first.setdefault(source.load(index)[1], index)
+    labels = sorted(first)
+    count = min(count, len(labels))
+    return [first[labels[position * len(labels) // count]] for position in range(count)]
 
 
 def attention_maps(
@@ -93,6 +149,10 @@ def capture_input(model: nn.Module, attention: nn.Module, images: Tensor) -> tup
         hook.remove()
     x, grid_size = given[0]
     return x, grid_size, output
+
+
+def grid_of_stage(model: nn.Module, images: Tensor, *, stage: int = 0) -> GridSize:
+    return capture_input(model, find_attention(model, stage, 0), images[:1])[1]
 
 
 def brightest_token(image: Tensor, grid_size: GridSize) -> tuple[int, int]:

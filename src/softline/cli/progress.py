@@ -53,7 +53,7 @@ class Progress:
         )
         epochs = event.steps / event.steps_per_epoch
         resumed = f", from step {event.start_step}" if event.start_step else ""
-        self.say(f"{event.steps} steps, {epochs:g} epochs of {event.steps_per_epoch}{resumed}")
+        self.say(f"{event.steps} steps, {epochs:.4g} epochs of {event.steps_per_epoch}{resumed}")
         if self.console.is_terminal:
             self.bar = _bar(self.console)
             self.task = self.bar.add_task("", total=event.steps, completed=event.start_step, numbers="")
@@ -78,16 +78,14 @@ def step_line(event: Stepped, unit: str) -> str:
 
 def evaluation_line(event: Evaluated) -> str:
     best = "  best so far" if event.best else ""
-    return f"epoch {event.epoch:g}: {metrics_text(event.metrics)}{best}"
+    return f"epoch {event.epoch:.4g}: {metrics_text(event.metrics)}{best}"
 
 
 def metrics_text(metrics: dict[str, float]) -> str:
     """Fractions named top-k as percentages."""
-    parts = [
-        f"{name} {100 * value:.2f} %" if name.startswith("top") else f"{name} {value:.4f}"
-        for name, value in metrics.items()
-    ]
-    return "  ".join(sorted(parts, reverse=True))
+    accuracies = [f"{name} {100 * value:.2f} %" for name, value in metrics.items() if name.startswith("top")]
+    others = [f"{name} {value:.4f}" for name, value in metrics.items() if not name.startswith("top")]
+    return "  ".join(accuracies + others)
 
 
 def duration(seconds: float) -> str:

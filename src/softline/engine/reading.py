@@ -211,14 +211,19 @@ def _override(content: dict[str, Any], overrides: Sequence[str], kind: type[Reci
     for key, text in _pairs(overrides):
         if not _is_key(key, keys):
             raise ValueError(f"unknown key {key}{_suggest(key, keys)}")
-        value = _value(key, text, kind)
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        content = merge(content, value)
+        content = _set(content, key.split("."), _value(key, text, kind))
     check_option("task", content["task"], RECIPE_TYPES)
     if RECIPE_TYPES[content["task"]] is not kind:
         raise ValueError(f"task cannot be overridden: this recipe has the keys of another, got {content['task']!r}")
     return content
+
+
+def _set(content: Any, path: Sequence[str], value: Any) -> Any:
+    """The content with another value at the path; what was not there before begins empty."""
+    if not path:
+        return value
+    content = content if isinstance(content, dict) else {}
+    return {**content, path[0]: _set(content.get(path[0]), path[1:], value)}
 
 
 def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
@@ -231,10 +236,10 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
             pairs[-1] = (pairs[-1][0], part)
         else:
             raise ValueError(f"expected --key value, got {part!r}")
-    missing = [key for key, value in pairs if value is None]
+    missing = [key for key, value in pairs if not value]
     if missing:
         raise ValueError(f"--{missing[0]} needs a value")
-    return [(key, value) for key, value in pairs if value is not None]
+    return [(key, value) for key, value in pairs if value]
 
 
 def _is_key(key: str, keys: Sequence[str]) -> bool:
