@@ -312,7 +312,8 @@ class Trainer:
 
     def resume(self, path: Path) -> None:
         """Continue after the step at which the checkpoint was written; start afresh if there is none."""
-        content = distributed.broadcast_object(self._read(path) if self.accelerator.is_main_process else None)
+        exists = self.accelerator.is_main_process and path.exists()
+        content = distributed.broadcast_object(load_checkpoint(path) if exists else None)
         if content is None:
             self.tell(Notice(f"there is no checkpoint in {self.output} yet: starting at step 0"))
             return
@@ -321,6 +322,8 @@ class Trainer:
             raise ValueError(f"{path} was trained by another recipe, which differs in {', '.join(changed)}")
         if content["facts"] != self.task.facts():
             raise ValueError(f"{path} was trained on other classes than the data has now")
+        if not distributed.is_sharded(self.model):
+            check_keys(self.model, content["state_dict"], f"{self.recipe.model.name} ({path})")
         distributed.spread_model(self.model, content["state_dict"])
         if self.ema is not None:
             distributed.spread_model(self.ema.module, content["state_dict_ema"])
@@ -329,14 +332,6 @@ class Trainer:
             self.accelerator.scaler.load_state_dict(content["scaler"])
         self.step = self.saved_step = content["step"]
         self.evaluation, self.best = content["metrics"], content["best"]
-
-    def _read(self, path: Path) -> dict[str, Any] | None:
-        if not path.exists():
-            return None
-        content = load_checkpoint(path)
-        if not distributed.is_sharded(self.model):
-            check_keys(self.model, content["state_dict"], self.recipe.model.name)
-        return content
 
     # setting up
 
