@@ -144,7 +144,8 @@ def _events(recipe, **options):
 
 
 def test_accumulated_batches_equal_one_large_batch(root):
-    plain = ("--model.options.drop_path_rate", "0")
+    # layer norms only: batch norms see the parts
+    plain = ("--model.name", "inline_micro", "--model.options.drop_path_rate", "0")
     whole = _losses(small_recipe(root, "--output", f"{root}/whole", *plain))
     parts = _losses(small_recipe(root, "--output", f"{root}/parts", "--accumulate", "4", *plain))
     # float32 sums in another order, over ten steps
@@ -231,14 +232,14 @@ def test_gradient_that_is_not_finite_stops_the_run_before_the_weights_change(roo
     trainer = _trainer(recipe, [])
     parameter = trainer.model.stages[0].blocks[0].mlp.fc1.weight
     parameter.register_hook(lambda gradient: gradient * float("nan"))
-    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    before = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
     with pytest.raises(NonFiniteError, match=r"gradient is not finite, first that of stages\.0.* at step 0"):
         _run(trainer)
-    assert_equal_weights(trainer.model.state_dict(), before)
+    assert_equal_weights(dict(trainer.model.named_parameters()), before)
 
 
 def test_weights_that_are_not_finite_are_never_saved(root):
-    recipe = small_recipe(root, "--save_every", "1", "--optimizer.lr", "1e38", "--schedule.warmup_epochs", "0")
+    recipe = small_recipe(root, "--save_every", "1", "--optimizer.lr", "1e36", "--schedule.warmup_epochs", "0")
     with pytest.raises(NonFiniteError, match=r"step"):
         train(recipe)
     path = root / "run" / "last.pt"
@@ -274,7 +275,7 @@ def test_memory_does_not_grow_over_epochs(root):
     def weigh(event):
         if isinstance(event, Saved):
             gc.collect()
-            live.append(sum(1 for thing in gc.get_objects() if isinstance(thing, torch.Tensor)))
+            live.append(sum(1 for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)))
             peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
     train(small_recipe(root, "--schedule.epochs", "12", "--ema.decay", "0.9"), listeners=[weigh])

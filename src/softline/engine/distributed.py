@@ -84,6 +84,16 @@ def spread_optimizer(model: nn.Module, optimizer: Any, state: dict[str, Any]) ->
     set_optimizer_state_dict(model, optimizer, state, options=_SPREAD if _several() else _ONE)
 
 
+def average_buffers(model: nn.Module) -> None:
+    """Let all processes have the mean of what each one's batch norms saw. All must call it."""
+    if not _several():
+        return
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            torch.distributed.all_reduce(buffer)
+            buffer /= torch.distributed.get_world_size()
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The value of a tensor that may be spread over processes."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -274,6 +274,7 @@ class Trainer:
         if size is None:
             size = max(self.recipe.batch_size // self.recipe.accumulate // self.accelerator.num_processes, 1)
         model = self.model if self.ema is None else self.ema.module
+        distributed.average_buffers(model)
         return evaluate(self.task, model, self.accelerator, batch_size=size, workers=self.recipe.workers)
 
     # checkpoints
@@ -295,6 +296,8 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """All processes must call it; the first one gets the content."""
+        for model in (self.model, *([] if self.ema is None else [self.ema.module])):
+            distributed.average_buffers(model)
         scaler = self.accelerator.scaler
         return {
             "arch": self.recipe.model.name,
