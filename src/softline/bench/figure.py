@@ -55,7 +55,7 @@ def plot_scaling(rows: Sequence[ScalingRow], path: Path) -> None:
 
 
 def plot_comparison(comparison: "Comparison", path: Path) -> None:
-    """Learning curves with bands over the seeds, final accuracies, and accuracy against cost."""
+    """Learning curves with bands over the seeds, final accuracies, and accuracy against speed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -67,7 +67,7 @@ def plot_comparison(comparison: "Comparison", path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(13.5, height), layout="constrained", width_ratios=(1.25, 1, 1))
     _plot_curves(axes[0], comparison.rows, colors)
     _plot_accuracies(axes[1], comparison.rows, colors)
-    _plot_accuracy_by_cost(axes[2], comparison.rows, colors)
+    _plot_accuracy_by_speed(axes[2], comparison.rows, colors)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
@@ -102,40 +102,36 @@ def _plot_curves(axis: Any, rows: "Sequence[Row]", colors: dict[str, str]) -> No
 
 
 def _plot_accuracies(axis: Any, rows: "Sequence[Row]", colors: dict[str, str]) -> None:
-    means = [100 * row.mean for row in rows if row.mean is not None]
     for place, row in enumerate(rows):
+        color = colors[row.name]
         if row.mean is None:
-            axis.annotate("diverged", (0.03, place), xycoords=("axes fraction", "data"), va="center", color="#a33")
+            axis.text(0.03, place, "diverged", transform=axis.get_yaxis_transform(), va="center", color="#a33333")
             continue
         scores = [100 * score for score in row.top1 if score is not None]
-        axis.plot(scores, [place] * len(scores), "o", color=colors[row.name], alpha=0.35, markersize=5, linewidth=0)
-        spread = 100 * (row.spread or 0)
-        axis.errorbar(100 * row.mean, place, xerr=spread, fmt="D", color=colors[row.name], capsize=4, markersize=7)
-        text = f"{100 * row.mean:.1f}" + (f" ± {spread:.1f}" if row.spread is not None else "")
-        axis.annotate(text, (100 * row.mean, place), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8)
+        spread = 100 * row.spread if row.spread is not None else None
+        axis.plot(scores, [place] * len(scores), "o", color=color, alpha=0.4, markersize=5, markeredgewidth=0)
+        axis.errorbar(100 * row.mean, place, xerr=spread, fmt="D", color=color, capsize=4, markersize=7, linewidth=2)
+        text = f"{100 * row.mean:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
+        lost = f" ({len(row.diverged)} diverged)" if row.diverged else ""
+        axis.annotate(
+            text + lost, (100 * row.mean, place), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9
+        )
     axis.set_yticks(range(len(rows)), [_label(row.name) for row in rows])
-    axis.set_ylim(len(rows) - 0.4, -0.7)
-    if means:
-        margin = 0.12 * (max(means) - min(means)) + 1
-        axis.set_xlim(min(means) - margin, max(means) + margin)
+    axis.set_ylim(len(rows) - 0.5, -0.7)
+    axis.margins(x=0.15)
     axis.set_title("final top-1 [%]" + (", mean ± deviation" if len(rows[0].runs) > 1 else ""), loc="left", fontsize=11)
 
 
-def _plot_accuracy_by_cost(axis: Any, rows: "Sequence[Row]", colors: dict[str, str]) -> None:
+def _plot_accuracy_by_speed(axis: Any, rows: "Sequence[Row]", colors: dict[str, str]) -> None:
     for row in rows:
         if row.mean is None:
             continue
-        axis.plot(row.cost.macs / 1e6, 100 * row.mean, "o", color=colors[row.name], markersize=9)
-        axis.annotate(
-            _label(row.name),
-            (row.cost.macs / 1e6, 100 * row.mean),
-            xytext=(7, 5),
-            textcoords="offset points",
-            fontsize=9,
-        )
-    axis.margins(x=0.2, y=0.12)
-    axis.set_xlabel("multiply-adds of an image [M]")
-    axis.set_title("final top-1 [%] against cost", loc="left", fontsize=11)
+        point = (row.cost.train_per_second, 100 * row.mean)
+        axis.plot(*point, "o", color=colors[row.name], markersize=9)
+        axis.annotate(_label(row.name), point, xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9)
+    axis.margins(x=0.2, y=0.15)
+    axis.set_xlabel("images per second in training")
+    axis.set_title("final top-1 [%] against speed", loc="left", fontsize=11)
 
 
 def _label(name: str) -> str:

@@ -62,9 +62,9 @@ def run(options: argparse.Namespace) -> None:
     from softline.bench.figure import plot_comparison
     from softline.engine.files import write_json
 
-    count = len(preset.variants)
-    print(f"{preset.title}: {count} variants, {len(options.seeds)} seeds, to {output}", flush=True)
-    with RunsProgress(count * len(options.seeds)) as progress:
+    runs = len(preset.variants) * len(options.seeds)
+    print(f"{preset.title}: {len(preset.variants)} variants x {len(options.seeds)} seeds, to {output}", flush=True)
+    with RunsProgress(runs) as progress:
         comparison = compare(
             recipe,
             preset.variants,
@@ -130,7 +130,7 @@ def comparison_table(comparison: "Comparison") -> str:
     return "\n".join(
         [
             *text,
-            f"{spread}speed in images: {machine['cpu']}, {machine['threads']} threads",
+            f"{spread}speed in images: {machine['cpu']}, torch threads: {machine['threads']}",
             "* most memory of a training step, beyond the weights",
         ]
     )
