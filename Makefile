@@ -8,7 +8,7 @@ WORKERS ?= 2
 .PHONY: quickstart test test-slow test-rivals lint format clean help
 
 help:
-	@echo "make quickstart   output and cost of softmax, SOFT++ and InLine over growing image sizes (a minute)"
+	@echo "make quickstart   train softmax, SOFT++ and InLine on real images, with a report (3 minutes)"
 	@echo "make test         the tests (minutes)"
 	@echo "make test-slow    the slow ones (need a C++ compiler)"
 	@echo "make test-rivals  comparison with other packages' implementations"
@@ -17,7 +17,7 @@ help:
 	@echo "make clean        remove .venv"
 
 quickstart: $(VENV)/installed-train
-	$(BIN)/softline quickstart --figure quickstart.png
+	$(BIN)/softline quickstart
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS)

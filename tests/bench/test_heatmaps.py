@@ -3,7 +3,15 @@ import timm
 import torch
 
 import softline  # noqa: F401
-from softline.bench.heatmaps import HeatMap, attention_maps, brightest_token, capture_input, find_attention
+from softline.bench.heatmaps import (
+    HeatMap,
+    attention_maps,
+    brightest_token,
+    capture_input,
+    find_attention,
+    first_of_classes,
+)
+from softline.data import open_source
 
 ATTENTIONS = ["softmax", "softpp", "inline"]
 
@@ -90,6 +98,18 @@ def test_mistakes_are_named(change, message):
     arguments = {"queries": [(0, 0)], **change}
     with pytest.raises(ValueError, match=message):
         attention_maps(micro(), torch.randn(1, 1, 28, 28), **arguments)
+
+
+def test_a_model_in_training_mode_is_refused():
+    with pytest.raises(ValueError, match="eval mode"):
+        attention_maps(micro().train(), torch.randn(2, 1, 28, 28), [(0, 0)] * 2)
+
+
+def test_examples_are_the_first_images_of_different_classes():
+    source = open_source("embedded", "val")
+    indices = first_of_classes(source, 5)
+    assert indices == [0, 200, 400, 600, 800]
+    assert first_of_classes(source, 99) == list(range(0, 1000, 100))
 
 
 def test_models_of_others_are_refused():

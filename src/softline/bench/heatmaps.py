@@ -60,7 +60,11 @@ def compare_attention(checkpoints: Mapping[str, Path], source: ImageSource, *, c
 
     checkpoints: of models for images of one size and for the classes of ``source``.
     """
+    if not checkpoints:
+        return []
     trained = {name: load_trained(str(path)) for name, path in checkpoints.items()}
+    for one in trained.values():
+        one.model.eval()
     first = next(iter(trained.values()))
     indices = first_of_classes(source, count)
     loaded = [source.load(index) for index in indices]
@@ -68,7 +72,7 @@ def compare_attention(checkpoints: Mapping[str, Path], source: ImageSource, *, c
     images = torch.stack([transform(to_mode(image, first.settings["mode"], lambda: "image")) for image, _ in loaded])
     grid_size = grid_of_stage(first.model, images)
     queries = [brightest_token(image, grid_size) for image in images]
-    maps = {name: attention_maps(one.model.eval(), images, queries) for name, one in trained.items()}
+    maps = {name: attention_maps(one.model, images, queries) for name, one in trained.items()}
     mean, std = (torch.tensor(first.settings[key])[:, None, None] for key in ("mean", "std"))
     return [
         Example(
@@ -104,6 +108,8 @@ def attention_maps(
     if len(queries) != len(images):
         raise ValueError(f"queries must name one token for each of {len(images)} images, got {len(queries)}")
     attention = find_attention(model, stage, block)
+    if model.training:
+        raise ValueError("heat maps need the model in eval mode: call model.eval() first")
     x, grid_size, logits = capture_input(model, attention, images)
     with torch.no_grad():
         weights = attention.weights(x, grid_size)  # [B, heads, N, N]

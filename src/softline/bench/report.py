@@ -1,4 +1,4 @@
-"""A comparison as one HTML file that needs nothing else: table, learning curves, costs, heat maps, and what they mean."""
+"""A comparison as one HTML file that needs nothing else: table, learning curves, costs, heat maps, what they mean."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,8 +65,8 @@ def _headline(report: Report) -> str:
     names = [label_of(row.name) for row in comparison.rows]
     return (
         f"<h1>{escape(comparison.title)}</h1>\n"
-        f'<p class="lead">The same network, trained on the same images in the same way with {escape(enumerate_(names))} '
-        f"attention: what each learns, what it costs, and where it looks.</p>\n"
+        '<p class="lead">The same network, trained on the same images in the same way with '
+        f"{escape(enumerate_(names))} attention: what each learns, what it costs, and where it looks.</p>\n"
         f'<div class="scores">{cards}</div>\n<dl>{listed}</dl>'
     )
 
@@ -78,12 +78,11 @@ def _table(report: Report) -> str:
     heads += [("memory", "training, an image"), ("training", "images/s"), ("inference", "images/s")]
     head = "".join(f"<th>{name}{f'<small>{unit}</small>' if unit else ''}</th>" for name, unit in heads)
     body = "".join(f"<tr>{_cells(row, report)}</tr>" for row in rows)
-    diverged = sum(len(row.diverged) for row in rows)
     return (
         '<section>\n<h2>Side by side</h2>\n<div class="scroll"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n"
         f'<p class="note">{_uncertainty(report)} {"± is the standard deviation over the seeds. " if several else ""}'
-        f"{f'{diverged} runs diverged and do not count. ' if diverged else ''}"
+        f"{_diverged(rows)}"
         "Operations are counted, Newton iterations included. Speeds are those of the whole network on random images of "
         f"this size, forward (inference) and forward and backward (training), with "
         f"{report.comparison.environment['threads']} threads, measured while nothing else of this command ran.</p>\n"
@@ -95,10 +94,10 @@ def _learning(report: Report) -> str:
     panels = "".join(learning_panels(report.comparison))
     return (
         f"<section>\n<h2>How they learn</h2>\n{_key(report)}"
-        f'<figure><div class="panels">{panels}</div>\n<figcaption class="note">After each epoch: accuracy on images that '
-        "were not trained on, and the mean loss of the epoch, on randomly cropped and flipped images and smoothed labels. "
-        "A short training shows that an attention learns, and how soon; it does not show where it would end. "
-        "</figcaption></figure>\n</section>"
+        f'<figure><div class="panels">{panels}</div></figure>\n'
+        '<p class="note">After each epoch: accuracy on images that were not trained on, and the mean loss of the '
+        "epoch, on randomly cropped and flipped images and smoothed labels. A short training shows that an attention "
+        "learns, and how soon; it does not show where it would end.</p>\n</section>"
     )
 
 
@@ -122,19 +121,19 @@ def _maps(report: Report) -> str:
     names = list(report.examples[0].maps)
     heads = "".join(f'<div class="head">{escape(text)}</div>' for text in ["image", *map(label_of, names)])
     cells = "".join(_example(example) for example in report.examples)
-    rows, columns = report.examples[0].maps[names[0]].row.shape
+    rows, columns = _first_map(report.examples).row.shape
     return (
         "<section>\n<h2>Where they look</h2>\n"
-        "<p>The framed square is one token, the brightest patch of the image. The colours tell how much it takes from every "
-        "other token in the first layer: warm is more than the average, cool is less.</p>\n"
+        "<p>The framed square is one token, the brightest patch of the image. The colours tell how much it takes from "
+        "every token in the first layer: warm is more than the average, cool is less.</p>\n"
         '<div class="scale"><span>less</span><i></i><span>more than the average</span></div>\n'
         f'<figure><div class="maps" style="--columns: {len(names) + 1}">{heads}{cells}</div></figure>\n'
         f'<p class="note">Each map is one row of the explicit attention weights, of head 1, on the grid of {rows} x '
-        f"{columns} tokens, stretched to its own largest difference from its mean; the numbers under it are the smallest "
-        "and the largest weight, so that a map that is almost even can be told from one that is not. "
-        f"{_negative(report.examples)}The local convolutions that SOFT and InLine add to their attention are not in the "
-        "weights. The images are the first of every other class, not chosen by how they look. A heat map shows what one "
-        "layer mixes, not why the network decides as it does.</p>\n</section>"
+        f"{columns} tokens, stretched to its own largest difference from its mean; the numbers under it are the "
+        "smallest and the largest weight, so that a map that is almost even can be told from one that is not. "
+        f"{_negative(report.examples)}The local convolutions that SOFT and InLine add to their attention are not in "
+        "the weights. The images are the first of their classes, not chosen by how they look. A heat map shows what "
+        "one layer mixes, not why the network decides as it does.</p>\n</section>"
     )
 
 
@@ -142,8 +141,9 @@ def _footer() -> str:
     return (
         "<footer>SOFT and SOFT++: "
         '<a href="https://arxiv.org/abs/2207.03341">Softmax-free Linear Transformers</a>. InLine: '
-        '<a href="https://arxiv.org/abs/2412.06590">Bridging the Divide: Reconsidering Softmax and Linear Attention</a>. '
-        'Images: <a href="https://arxiv.org/abs/1708.07747">Fashion-MNIST</a>. This file needs no network.</footer>'
+        '<a href="https://arxiv.org/abs/2412.06590">Bridging the Divide: Reconsidering Softmax and Linear '
+        'Attention</a>. Images: <a href="https://arxiv.org/abs/1708.07747">Fashion-MNIST</a>. '
+        "This file needs no network.</footer>"
     )
 
 
@@ -169,15 +169,14 @@ def _small_images(report: Report) -> str:
     if not others:
         return ""
     size = report.comparison.recipe["data"]["image_size"]
-    tokens = f" ({report.examples[0].maps[baseline.name].row.numel()} tokens)" if report.examples else ""
+    tokens = f" ({_first_map(report.examples).row.numel()} tokens)" if report.examples else ""
     speeds = [
-        f"{label_of(row.name)} trains at {times(row.cost.train_per_second / baseline.cost.train_per_second)} the speed of "
-        f"{label_of(baseline.name)}"
+        f"{label_of(row.name)} trains at {row.cost.train_per_second / baseline.cost.train_per_second:.2f} times"
         for row in others
     ]
     return (
-        f"<p>At {size} x {size} pixels{tokens} linear cost has next to nothing to save: {escape(enumerate_(speeds))}. "
-        "What it is for comes with larger images.</p>\n"
+        f"<p>At {size} x {size} pixels{tokens} linear cost has next to nothing to save: {escape(enumerate_(speeds))} "
+        f"the speed of {escape(label_of(baseline.name))}. What it is for comes with larger images.</p>\n"
     )
 
 
@@ -237,6 +236,11 @@ def _reused(names: Sequence[str]) -> str:
     return f"; {escape(enumerate_(list(map(label_of, names))))} had been trained by an earlier command" if names else ""
 
 
+def _diverged(rows: Sequence[Row]) -> str:
+    count = sum(len(row.diverged) for row in rows)
+    return f"{count} {'run' if count == 1 else 'runs'} diverged, without a result. " if count else ""
+
+
 # pieces
 
 
@@ -278,6 +282,10 @@ def _describe(name: str, example: Example, heat_map: HeatMap) -> str:
     )
 
 
+def _first_map(examples: Sequence[Example]) -> HeatMap:
+    return next(iter(examples[0].maps.values()))
+
+
 def _key(report: Report) -> str:
     names = [row.name for row in report.comparison.rows]
     entries = "".join(f"<span>{_dot(name, report)}{escape(label_of(name))}</span>" for name in names)
@@ -302,16 +310,12 @@ def percent(fraction: float | None) -> str:
     return "diverged" if fraction is None else f"{100 * fraction:.1f} %"
 
 
-def times(ratio: float) -> str:
-    return f"{ratio:.2f} times"
-
-
 def memory_ratio(ratio: float) -> str:
     return f"1/{ratio:.0f} of the memory" if ratio >= 1.5 else f"{1 / ratio:.1f} times the memory"
 
 
 def signed(value: float) -> str:
-    return f"{value:.3f}".replace("-", "−")
+    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
 
 
 def enumerate_(parts: Sequence[str]) -> str:

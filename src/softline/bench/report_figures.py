@@ -83,7 +83,13 @@ def draw_panel(
     from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    style = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 10, "text.color": INK, "axes.edgecolor": INK}
+    style: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,
+        "font.size": 10,
+        "text.color": INK,
+        "axes.edgecolor": INK,
+    }
     style |= {"axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.linewidth": 0.8}
     names = list(dict.fromkeys(line.name for line in lines))
     with matplotlib.rc_context(style):

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 import softline
-from softline.cli import bench, compare, convert, evaluate, models, predict, train
+from softline.cli import bench, compare, convert, evaluate, models, predict, quickstart, train
 
-COMMANDS = (train, evaluate, predict, compare, bench, models, convert)
+COMMANDS = (quickstart, train, evaluate, predict, compare, bench, models, convert)
 
 # packages of the extras, by the extra that brings them
 EXTRAS = {

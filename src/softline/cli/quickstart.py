@@ -23,8 +23,8 @@ def add(commands: Commands) -> None:
         "quickstart",
         help="train softmax, SOFT++ and InLine on real images, with a report, in about two minutes",
         description="Train one small network with each attention on the 6,000 images of the package, from scratch and "
-        "without a network, and write a report: accuracy, cost, learning curves, what a layer costs on large images, and "
-        "attention heat maps. Needs two cores for about two minutes.",
+        "offline, and write a report: accuracy, cost, learning curves, what a layer costs on large images, and "
+        "attention heat maps. Takes about two minutes on two cores.",
     )
     parser.add_argument(
         "--output",
