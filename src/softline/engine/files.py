@@ -27,6 +27,12 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     _sync_directory(path.parent)
 
 
+def remove_partial(path: Path) -> None:
+    """Delete what a killed `write_whole` left beside ``path``."""
+    for partial in path.parent.glob(f".{path.name}.*"):
+        partial.unlink(missing_ok=True)
+
+
 def write_json(path: Path, content: Any) -> None:
     text = json.dumps(content, indent=2) + "\n"
     write_whole(path, lambda file: _write_all(file, text.encode()))

@@ -23,7 +23,7 @@ from softline.engine.build import build_task
 from softline.engine.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from softline.engine.evaluate import Evaluation, evaluate
 from softline.engine.events import Evaluated, Event, JsonLines, Listener, Notice, Saved, Started, Stepped, TensorBoard
-from softline.engine.files import write_text
+from softline.engine.files import remove_partial, write_text
 from softline.engine.loading import steps_per_epoch, train_batches
 from softline.engine.nonfinite import NonFiniteError, first_nonfinite, first_nonfinite_gradient
 from softline.engine.optimizer import create_optimizer, create_schedule, total_steps
@@ -64,6 +64,8 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
         trainer.resume(output / LAST)
     if accelerator.is_main_process:
         output.mkdir(parents=True, exist_ok=True)
+        for name in (LAST, BEST):
+            remove_partial(output / name)
         write_text(output / "recipe.yaml", dump_recipe(recipe))
         tell.open_logs(output, after_step=trainer.step)
     try:
