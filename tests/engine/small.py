@@ -15,7 +15,11 @@ batch_size: 8
 model:
   name: softpp_micro
   options:
-    {{embed_dims: [8, 8, 16, 16], num_heads: [1, 1, 2, 2], depths: [1, 1, 1, 1], attention: inline, drop_path_rate: 0.1}}
+    attention: inline
+    embed_dims: [8, 8, 16, 16]
+    num_heads: [1, 1, 2, 2]
+    depths: [1, 1, 1, 1]
+    drop_path_rate: 0.1
 data: {{source: {root}/data, image_size: 16, crop_pct: 1.0}}
 augment: {{scale: [0.6, 1.0], smoothing: 0.1}}
 optimizer: {{lr: 3.0e-3, clip_norm: 1.0}}
