@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from multiprocessing import active_children
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from softline.engine.build import build_model
 from softline.engine.events import Stepped
 from softline.engine.reading import load_recipe
 from softline.engine.recipe import ClassificationRecipe
+from tests.bench.misbehaving import misbehave
 
 SMALL_MODEL = ["--model.options.embed_dims=[8,8,8,8]", "--model.options.num_heads=[1,1,1,1]"]
 
@@ -263,32 +265,22 @@ def test_parallel_jobs_give_the_results_of_one(recipe, tmp_path):
     assert heard.count(("softmax", "Stepped")) == heard.count(("inline", "Stepped")) == 3
 
 
-def misbehave(task: str, tell: Any) -> str:
-    if task == "fail":
-        raise ValueError("a mistake in the data")
-    if task == "die":
-        raise SystemExit(3)
-    import time
-
-    tell("begun")
-    time.sleep(600)
-    return task
+@pytest.mark.parametrize(
+    ("task", "error", "message"),
+    [("fail", ValueError, "a mistake in the data"), ("die", OSError, r"ended unexpectedly \(exit code 3\)")],
+)
+def test_a_failing_or_dying_process_is_an_error(task, error, message):
+    with pytest.raises(error, match=message):
+        run_in_processes(misbehave, [task], processes=1, threads=1, hear=lambda _: None)
 
 
-def test_a_failing_or_dying_process_ends_all():
-    # quick only if the sleeping one is stopped
-    with pytest.raises(ValueError, match="a mistake in the data"):
-        run_in_processes(misbehave, ["sleep", "fail"], processes=2, threads=1, hear=lambda _: None)
-    with pytest.raises(OSError, match=r"ended unexpectedly \(exit code 3\)"):
-        run_in_processes(misbehave, ["die"], processes=1, threads=1, hear=lambda _: None)
-
-
-def test_an_interrupt_ends_all_processes():
+def test_an_interrupt_ends_the_processes():
     def interrupt(_: Any) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_in_processes(misbehave, ["sleep"], processes=1, threads=1, hear=interrupt)
+    assert active_children() == []
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ def plot_comparison(comparison: "Comparison", path: Path) -> None:
         axis.grid(alpha=0.25)
         axis.set_axisbelow(True)
     seeds = "1 seed" if len(comparison.seeds) == 1 else f"{len(comparison.seeds)} seeds"
-    reference = f", after {comparison.reference}" if comparison.reference else ""
-    figure.suptitle(f"{comparison.title}{reference} ({seeds})", x=0.01, ha="left", fontsize=12)
+    reference = f"{comparison.reference} in miniature, " if comparison.reference else ""
+    figure.suptitle(f"{comparison.title} ({reference}{seeds})", x=0.01, ha="left", fontsize=12)
     figure.savefig(path, dpi=160)
     plt.close(figure)
 
@@ -96,6 +96,8 @@ def _plot_curves(axis: Any, rows: "Sequence[Row]", colors: dict[str, str]) -> No
         if len(row.runs) > 1:
             low, high = [min(values) for values in scores], [max(values) for values in scores]
             axis.fill_between(epochs, low, high, color=colors[row.name], alpha=0.18, linewidth=0)
+    if axis.get_xlim()[1] > 1:
+        axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("epoch")
     axis.set_title("validation top-1 [%]", loc="left", fontsize=11)
     axis.legend(frameon=False, loc="lower right", fontsize=9)
