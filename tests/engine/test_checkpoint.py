@@ -59,7 +59,7 @@ def test_broken_weights_do_not_replace_good_ones(tmp_path):
     path = tmp_path / "last.pt"
     save_checkpoint(path, CONTENT)
     before = path.read_bytes()
-    with pytest.raises(FloatingPointError, match="weight is not finite at step 9"):
+    with pytest.raises(FloatingPointError, match="weight is not finite"):
         save_checkpoint(path, {**CONTENT, "state_dict": {"weight": torch.tensor([1.0, float("nan")])}, "step": 9})
     assert path.read_bytes() == before
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,10 +242,7 @@ def _train(recipe: Recipe, tell: Callable[[Event | Finished], None]) -> Run:
     try:
         result = train(recipe, resume=True, listeners=[lambda event: _pass_on(event, tell)])
     except NonFiniteError as error:
-        found = re.search(r"at step (\d+)", str(error))
-        assert found is not None, "the error names the step"
-        reason = str(error).split(" at step ")[0]
-        return Run(recipe.seed, int(found[1]), None, reason, _read_curve(directory))
+        return Run(recipe.seed, error.step, None, error.reason, _read_curve(directory))
     if not result.finished:
         raise KeyboardInterrupt
     return Run(recipe.seed, result.step, result.metrics["top1"], None, _read_curve(directory))

@@ -60,7 +60,7 @@ def check_finite(content: dict[str, Any]) -> None:
     for key in ("state_dict", "state_dict_ema"):
         for name, tensor in (content.get(key) or {}).items():
             if tensor.is_floating_point() and not tensor.isfinite().all():
-                raise FloatingPointError(f"{name} is not finite at step {content.get('step')}")
+                raise FloatingPointError(f"{name} is not finite")
 
 
 class _Remembering:

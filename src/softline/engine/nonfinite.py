@@ -8,7 +8,20 @@ from torch import Tensor, nn
 
 
 class NonFiniteError(ValueError):
-    """Training stopped because a loss or a gradient is not a number."""
+    """Training stopped because a loss, a gradient or a weight is not finite.
+
+    reason: what is not finite, and where.
+    step: the step that was not made.
+    note: what else there is to say.
+    """
+
+    def __init__(self, reason: str, step: int, note: str = "") -> None:
+        # all arguments, so that the error survives the way from one process to another
+        super().__init__(reason, step, note)
+        self.reason, self.step, self.note = reason, step, note
+
+    def __str__(self) -> str:
+        return f"{self.reason} at step {self.step}{self.note}"
 
 
 def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str | None:

@@ -200,7 +200,7 @@ class Trainer:
         lr = self.optimizer.param_groups[0]["lr"]
         kept = self.output / LAST
         last = f"the last good checkpoint is {kept}" if kept.exists() else "there is no checkpoint yet"
-        raise NonFiniteError(f"{where} at step {self.step}, learning rate {lr:.3g}; {last}")
+        raise NonFiniteError(where, self.step, f", learning rate {lr:.3g}; {last}")
 
     def _diagnose(self, losses: Tensor, micro_batches: Sequence[Any]) -> str:
         """What this process found, or else what another one did."""
@@ -293,7 +293,7 @@ class Trainer:
             try:
                 save_checkpoint(path, content)
             except FloatingPointError as error:
-                raise NonFiniteError(f"{error}; {path} keeps what it held") from None
+                raise NonFiniteError(str(error), self.step, f"; {path} keeps what it held") from None
         return path
 
     def state(self) -> dict[str, Any]:
