@@ -18,8 +18,9 @@ def run_in_processes(
 ) -> list[Any]:
     """Results of ``function(task, tell)`` for all tasks, in their order; what it tells reaches ``hear`` here.
 
-    function: of a module, as new processes import it; it must end soon after SIGTERM. A ValueError or OSError of it is
-        raised here and ends all processes, as do Ctrl-C and a process that dies.
+    function: of a module, as new processes import it; it must end soon after SIGTERM, by KeyboardInterrupt if it catches
+        the signal. A ValueError or OSError of it is raised here and ends all processes, as do Ctrl-C and a process that
+        dies.
     threads: of torch, in each process.
     """
     results: dict[int, Any] = {}
@@ -102,6 +103,6 @@ def _work(connection: "Connection[Any, Any]", function: Callable[[Any, Tell], An
                 connection.send(("failed", error))
             else:
                 connection.send(("finished", result))
-    except (BrokenPipeError, EOFError):
-        # whoever started us is gone
+    except (BrokenPipeError, EOFError, KeyboardInterrupt):
+        # whoever started us is gone, or has stopped the task
         return

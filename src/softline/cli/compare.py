@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
     from softline.engine.files import write_json
 
     runs = len(preset.variants) * len(options.seeds)
-    print(f"{preset.title}: {len(preset.variants)} variants x {len(options.seeds)} seeds, to {output}", flush=True)
+    print(f"{preset.title}: {runs} runs, to {output}", flush=True)
     with RunsProgress(runs) as progress:
         comparison = compare(
             recipe,
