@@ -18,9 +18,9 @@ def run_in_processes(
 ) -> list[Any]:
     """Results of ``function(task, tell)`` for all tasks, in their order; what it tells reaches ``hear`` here.
 
-    function: of a module, as new processes import it; it must end soon after SIGTERM, by KeyboardInterrupt if it catches
-        the signal. A ValueError or OSError of it is raised here and ends all processes, as do Ctrl-C and a process that
-        dies.
+    function: of a module, as new processes import it. It must end soon after SIGTERM, by KeyboardInterrupt if it
+        catches the signal. A ValueError or OSError of it is raised here and ends all processes, as do Ctrl-C and a
+        process that dies.
     threads: of torch, in each process.
     """
     results: dict[int, Any] = {}
