@@ -1,12 +1,15 @@
 import argparse
+import dataclasses
 import functools
 import re
 import sys
 from html.parser import HTMLParser
 
+import pytest
 import torch
 
 from softline.bench.compare import Comparison, CurvePoint, Row, Run
+from softline.bench.findings import switched_off
 from softline.bench.heatmaps import Example, HeatMap
 from softline.bench.model_cost import ModelCost
 from softline.bench.report import Report, render
@@ -89,7 +92,12 @@ def usual_page():
 def page(**changes):
     if not changes:
         return usual_page()
-    arguments = {"comparison": comparison(), "scaling": scaling(), "examples": [example()]}
+    arguments = {
+        "comparison": comparison(),
+        "scaling": scaling(),
+        "examples": [example()],
+        "without_attention": {"softmax": 0.85},
+    }
     return render(Report(**{**arguments, "command": "softline quickstart", "seconds": 99.4, **changes}))
 
 
@@ -135,7 +143,7 @@ def test_the_table_has_the_numbers_of_the_comparison():
     html = page(comparison=comparison(row("softmax", top1=0.8234), row("softpp"), row("inline")))
     first = re.search(r"<tbody><tr>(.*?)</tr>", html)[1]
     cells = [re.sub(r"<.*?>", "", cell) for cell in re.findall(r"<td>(.*?)</td>", first)]
-    assert cells == ["softmax", "82.3 %", "693,738", "5.80 M", "0.38 MiB", "806", "2,676"]
+    assert cells == ["softmax", "82.3 %", "85.0 %", "693,738", "5.80 M", "0.38 MiB", "806", "2,676"]
 
 
 def test_several_seeds_have_a_spread():
@@ -169,6 +177,20 @@ def test_what_is_said_about_speed_is_computed():
 def test_negative_weights_are_named_where_they_occur():
     assert "Weights below zero" in text_of(page())
     assert "Weights below zero" not in text_of(page(examples=[example(low=0.1)]))
+
+
+def test_faint_weights_are_named():
+    even = HeatMap(torch.full((7, 7), 1e-8), (0, 0), 0, 1.0)
+    text = text_of(page(examples=[dataclasses.replace(example(), maps={"softmax": even, "softpp": even})]))
+    assert "The weights of SOFT++ add up to at most 5e-07 in these rows" in text
+    assert "passes on next to nothing" not in text_of(page())
+
+
+@pytest.mark.parametrize(("off", "said"), [(0.85, "not which attention is better"), (0.5, "owes to it")])
+def test_what_the_attention_adds_is_said(off, said):
+    text = switched_off([row("softmax", top1=0.86)], {"softmax": off})
+    assert f"softmax +{100 * (0.86 - off):.1f}" in text
+    assert said in text
 
 
 def test_what_was_reused_is_said():

@@ -1,16 +1,29 @@
 """A comparison as one HTML file that needs nothing else: table, learning curves, costs, heat maps, what they mean."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from softline.bench.compare import Comparison, Row
 from softline.bench.figure import COLORS
+from softline.bench.findings import (
+    crossings,
+    enumerated,
+    exponents,
+    faint_weights,
+    label_of,
+    negative_weights,
+    percent,
+    signed,
+    small_images,
+    switched_off,
+    uncertainty,
+)
 from softline.bench.heatmaps import Example, HeatMap
-from softline.bench.report_figures import color_of, cost_panels, heat_map_svg, label_of, learning_panels
-from softline.bench.scaling import ScalingRow, growth_exponent
+from softline.bench.report_figures import color_of, cost_panels, heat_map_svg, learning_panels
+from softline.bench.scaling import ScalingRow
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,8 @@ class Report:
     command: str
     seconds: float
     """From the start of the command to the report."""
+    without_attention: Mapping[str, float] = field(default_factory=dict)
+    """Top-1 of 0 to 1 of the trained models with their attention switched off, by row."""
     reused: Sequence[str] = ()
     """Rows that an earlier command had trained already."""
 
@@ -66,7 +81,7 @@ def _headline(report: Report) -> str:
     return (
         f"<h1>{escape(comparison.title)}</h1>\n"
         '<p class="lead">The same network, trained on the same images in the same way with '
-        f"{escape(enumerate_(names))} attention: what each learns, what it costs, and where it looks.</p>\n"
+        f"{escape(enumerated(names))} attention: what each learns, what it costs, and where it looks.</p>\n"
         f'<div class="scores">{cards}</div>\n<dl>{listed}</dl>'
     )
 
@@ -74,7 +89,10 @@ def _headline(report: Report) -> str:
 def _table(report: Report) -> str:
     rows = report.comparison.rows
     several = len(report.comparison.seeds) > 1
-    heads = [("attention", ""), ("top-1", "test images"), ("parameters", ""), ("multiply-adds", "an image")]
+    heads = [("attention", ""), ("top-1", "test images"), ("top-1", "attention off")][
+        : 3 if report.without_attention else 2
+    ]
+    heads += [("parameters", ""), ("multiply-adds", "an image")]
     heads += [("memory", "training, an image"), ("training", "images/s"), ("inference", "images/s")]
     head = "".join(f"<th>{name}{f'<small>{unit}</small>' if unit else ''}</th>" for name, unit in heads)
     body = "".join(f"<tr>{_cells(row, report)}</tr>" for row in rows)
@@ -84,9 +102,10 @@ def _table(report: Report) -> str:
         f'<p class="note">{_uncertainty(report)} {"± is the standard deviation over the seeds. " if several else ""}'
         f"{_diverged(rows)}"
         "Operations are counted, Newton iterations included. Speeds are those of the whole network on random images of "
-        f"this size, forward (inference) and forward and backward (training), with "
-        f"{report.comparison.environment['threads']} threads, measured while nothing else of this command ran.</p>\n"
-        f"{_small_images(report)}</section>"
+        f"this size, forward (inference) and forward and backward (training), on "
+        f"{_threads(report)}, measured while nothing else of this command ran.</p>\n"
+        f"<p>{escape(switched_off(rows, report.without_attention))}</p>\n"
+        f"<p>{escape(_small_images(report))}</p>\n</section>"
     )
 
 
@@ -107,10 +126,10 @@ def _costs(report: Report) -> str:
     return (
         f"<section>\n<h2>What one layer costs as images grow</h2>\n{_key(report)}"
         f'<figure><div class="panels">{"".join(cost_panels(report.scaling))}</div>\n</figure>\n'
-        f"<p>{_crossings(report.scaling)}</p>\n"
+        f"<p>{escape(crossings(report.scaling))}</p>\n"
         '<p class="note">One attention layer of 64 channels and 2 heads on random tokens, one for each patch of 8 x 8 '
-        f"pixels; forward pass, one image, {report.comparison.environment['threads']} threads, both axes logarithmic. "
-        f"{_exponents(report.scaling)} A whole network also has layers that cost the same for every attention: "
+        f"pixels; forward pass, one image, {_threads(report)}, both axes logarithmic. "
+        f"{escape(exponents(report.scaling))} A whole network also has layers that cost the same for every attention: "
         "it gains less than one layer does.</p>\n</section>"
     )
 
@@ -128,12 +147,13 @@ def _maps(report: Report) -> str:
         "every token in the first layer: warm is more than the average, cool is less.</p>\n"
         '<div class="scale"><span>less</span><i></i><span>more than the average</span></div>\n'
         f'<figure><div class="maps" style="--columns: {len(names) + 1}">{heads}{cells}</div></figure>\n'
+        f"<p>{escape(faint_weights(report.examples))}</p>\n"
         f'<p class="note">Each map is one row of the explicit attention weights, of head 1, on the grid of {rows} x '
         f"{columns} tokens, stretched to its own largest difference from its mean; the numbers under it are the "
         "smallest and the largest weight, so that a map that is almost even can be told from one that is not. "
-        f"{_negative(report.examples)}The local convolutions that SOFT and InLine add to their attention are not in "
-        "the weights. The images are the first of their classes, not chosen by how they look. A heat map shows what "
-        "one layer mixes, not why the network decides as it does.</p>\n</section>"
+        f"{escape(negative_weights(report.examples))} The local convolutions that SOFT and InLine add to their "
+        "attention are not in the weights. The images are the first of their classes, not chosen by how they look. "
+        "A heat map shows what one layer mixes, not why the network decides as it does.</p>\n</section>"
     )
 
 
@@ -147,82 +167,18 @@ def _footer() -> str:
     )
 
 
-# what the numbers say
+# pieces
 
 
 def _uncertainty(report: Report) -> str:
-    """How far apart two accuracies must be to mean something."""
-    images = report.comparison.recipe["data"]["source"] == "embedded"
-    best = max((row.mean for row in report.comparison.rows if row.mean is not None), default=None)
-    if not images or best is None:
-        return ""
-    error = 100 * (best * (1 - best) / 1000) ** 0.5
-    return (
-        f"On 1,000 test images an accuracy of {100 * best:.0f} % has a standard error of {error:.1f} points: "
-        "smaller differences mean nothing here."
-    )
+    # only of these is the number known without opening them
+    embedded = report.comparison.recipe["data"]["source"] == "embedded"
+    return uncertainty(report.comparison.rows, 1000) if embedded else ""
 
 
 def _small_images(report: Report) -> str:
-    """What the linear attentions gain at the size that was trained."""
-    baseline, *others = report.comparison.rows
-    if not others:
-        return ""
-    size = report.comparison.recipe["data"]["image_size"]
-    tokens = f" ({_first_map(report.examples).row.numel()} tokens)" if report.examples else ""
-    speeds = [
-        f"{label_of(row.name)} trains at {row.cost.train_per_second / baseline.cost.train_per_second:.2f} times"
-        for row in others
-    ]
-    return (
-        f"<p>At {size} x {size} pixels{tokens} linear cost has next to nothing to save: {escape(enumerate_(speeds))} "
-        f"the speed of {escape(label_of(baseline.name))}. What it is for comes with larger images.</p>\n"
-    )
-
-
-def _crossings(rows: Sequence[ScalingRow]) -> str:
-    """From which size on each attention is faster than the first, and by how much at the largest."""
-    groups = {name: [row for row in rows if row.attention == name] for name in dict.fromkeys(r.attention for r in rows)}
-    (first, baseline), *others = groups.items()
-    sentences = []
-    for name, group in others:
-        gains = [base.milliseconds / row.milliseconds for base, row in zip(baseline, group, strict=True)]
-        start = next((index for index in range(len(gains)) if min(gains[index:]) > 1), None)
-        if start is None:
-            sentences.append(f"{label_of(name)} was faster than {label_of(first)} at none of these sizes.")
-            continue
-        size, largest = group[start].image_size, group[-1].image_size
-        memory = baseline[-1].peak_bytes / max(group[-1].peak_bytes, 1)
-        sentences.append(
-            f"{label_of(name)} was faster than {label_of(first)} from {size} x {size} pixels "
-            f"({group[start].tokens:,} tokens) on; at {largest} x {largest} it took "
-            f"{group[-1].milliseconds:.3g} ms instead of {baseline[-1].milliseconds:.3g} ms ({gains[-1]:.3g} times as "
-            f"fast), with {memory_ratio(memory)}."
-        )
-    return escape(" ".join(sentences))
-
-
-def _exponents(rows: Sequence[ScalingRow]) -> str:
-    if len({row.tokens for row in rows}) < 2:
-        return ""
-    parts = []
-    for name in dict.fromkeys(row.attention for row in rows):
-        mine = [row for row in rows if row.attention == name]
-        power = growth_exponent([row.tokens for row in mine], [row.macs for row in mine])
-        parts.append(f"{power:.2f} for {label_of(name)}")
-    return escape(f"Operations grow with the number of tokens to the power of {enumerate_(parts)}.")
-
-
-def _negative(examples: Sequence[Example]) -> str:
-    """Which attentions have weights below zero in these maps."""
-    names = [
-        label_of(name)
-        for name in examples[0].maps
-        if any(float(example.maps[name].row.min()) < 0 for example in examples)
-    ]
-    if not names:
-        return ""
-    return escape(f"Weights below zero, which softmax cannot have, occur here in {enumerate_(names)}. ")
+    tokens = _first_map(report.examples).row.numel() if report.examples else None
+    return small_images(report.comparison.rows, report.comparison.recipe["data"]["image_size"], tokens)
 
 
 def _data(data: dict[str, Any]) -> str:
@@ -233,7 +189,7 @@ def _data(data: dict[str, Any]) -> str:
 
 
 def _reused(names: Sequence[str]) -> str:
-    return f"; {escape(enumerate_(list(map(label_of, names))))} had been trained by an earlier command" if names else ""
+    return f"; {escape(enumerated(list(map(label_of, names))))} had been trained by an earlier command" if names else ""
 
 
 def _diverged(rows: Sequence[Row]) -> str:
@@ -241,14 +197,12 @@ def _diverged(rows: Sequence[Row]) -> str:
     return f"{count} {'run' if count == 1 else 'runs'} diverged, without a result. " if count else ""
 
 
-# pieces
-
-
 def _cells(row: Row, report: Report) -> str:
     spread = "" if row.spread is None else f" ± {100 * row.spread:.1f}"
     cells = [
         f"{_dot(row.name, report)}{escape(label_of(row.name))}",
         percent(row.mean) + spread,
+        *([percent(report.without_attention.get(row.name))] if report.without_attention else []),
         f"{row.cost.parameters:,}",
         f"{row.cost.macs / 1e6:.2f} M",
         f"{row.cost.peak_bytes / 2**20:.2f} MiB",
@@ -306,18 +260,6 @@ def _parameters(rows: Sequence[Row]) -> str:
     return f"{counts[0]:,} thousand" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} thousand"
 
 
-def percent(fraction: float | None) -> str:
-    return "diverged" if fraction is None else f"{100 * fraction:.1f} %"
-
-
-def memory_ratio(ratio: float) -> str:
-    return f"1/{ratio:.0f} of the memory" if ratio >= 1.5 else f"{1 / ratio:.1f} times the memory"
-
-
-def signed(value: float) -> str:
-    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
-
-
-def enumerate_(parts: Sequence[str]) -> str:
-    """As a sentence does."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+def _threads(report: Report) -> str:
+    count = report.comparison.environment["threads"]
+    return "1 thread" if count == 1 else f"{count} threads"

@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from softline.bench.compare import Comparison
-from softline.bench.figure import COLORS, LABELS
+from softline.bench.figure import COLORS
+from softline.bench.findings import label_of
 from softline.bench.heatmaps import Example, HeatMap
 from softline.bench.scaling import ScalingRow
 
@@ -29,10 +30,6 @@ class Line:
     name: str
     x: Sequence[float]
     y: Sequence[float]
-
-
-def label_of(name: str) -> str:
-    return LABELS.get(name, name)
 
 
 def color_of(name: str, names: Sequence[str]) -> str:

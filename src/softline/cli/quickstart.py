@@ -5,7 +5,7 @@ import dataclasses
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from softline.cli.arguments import Commands, check_parent, names
 if TYPE_CHECKING:
     from softline.bench.compare import Comparison
     from softline.bench.scaling import ScalingRow
+    from softline.data import ImageSource
 
 REPORT = "report.html"
 
@@ -64,8 +65,6 @@ def run(
     from softline.bench.heatmaps import compare_attention
     from softline.bench.report import Report, render
     from softline.cli.compare import comparison_table
-    from softline.data import ImageSource, open_source
-    from softline.engine.checkpoint import LAST
     from softline.engine.files import write_json, write_text
 
     begin = time.monotonic()
@@ -73,23 +72,21 @@ def run(
     output = free_directory(options.output)
     comparison, reused = _train(options, output, overrides, jobs or min(os.cpu_count() or 1, len(options.attentions)))
     print(f"\n{comparison_table(comparison)}\n", flush=True)
+    checkpoints, source = _checkpoints(comparison, output), _test_images(comparison)
+    without = _switch_off(checkpoints, source)
     scaling = _measure(options.attentions, image_sizes)
-    results = options.json or output / "quickstart.json"
-    rows = [dataclasses.asdict(row) for row in scaling]
-    write_json(results, {"comparison": comparison.to_dict(), "scaling": rows})
-
-    checkpoints = {row.name: output / row.name / f"seed{options.seed}" / LAST for row in comparison.rows}
-    data = comparison.recipe["data"]
-    source = open_source(data["source"], data["val_split"], root=data["root"])
-    assert isinstance(source, ImageSource), "the images of the package can be read in any order"
     report = Report(
         comparison=comparison,
         scaling=scaling,
-        examples=compare_attention({n: path for n, path in checkpoints.items() if path.exists()}, source),
+        examples=compare_attention(checkpoints, source),
         command=command_line(options),
         seconds=time.monotonic() - begin,
+        without_attention=without,
         reused=reused,
     )
+    results = options.json or output / "quickstart.json"
+    rows = [dataclasses.asdict(row) for row in scaling]
+    write_json(results, {"comparison": comparison.to_dict(), "top1_without_attention": without, "scaling": rows})
     write_text(output / REPORT, render(report))
     print(f"models and logs: {output}\nnumbers: {results}\nopen in a browser: {(output / REPORT).resolve()}")
 
@@ -149,6 +146,39 @@ def _announce(options: argparse.Namespace, output: Path) -> None:
         print(f"{options.output} holds an earlier report, which stays: this one goes to {output}")
     elif output.exists():
         print(f"{output} holds an unfinished quickstart: what is done there is kept, the rest goes on")
+
+
+def _checkpoints(comparison: "Comparison", output: Path) -> dict[str, Path]:
+    """Of the runs that did not diverge before their first."""
+    from softline.engine.checkpoint import LAST
+
+    (seed,) = comparison.seeds
+    paths = {row.name: output / row.name / f"seed{seed}" / LAST for row in comparison.rows}
+    return {name: path for name, path in paths.items() if path.exists()}
+
+
+def _test_images(comparison: "Comparison") -> "ImageSource":
+    from softline.data import ImageSource, open_source
+
+    data = comparison.recipe["data"]
+    source = open_source(data["source"], data["val_split"], root=data["root"])
+    assert isinstance(source, ImageSource), "the images of the package can be read in any order"
+    return source
+
+
+def _switch_off(checkpoints: Mapping[str, Path], source: "ImageSource") -> dict[str, float]:
+    """What the trained models reach without their attention."""
+    from softline.bench.ablation import attention_off, top1
+    from softline.engine.trained import load_trained
+
+    found = {}
+    for name, path in checkpoints.items():
+        trained = load_trained(str(path))
+        with attention_off(trained.model):
+            found[name] = top1(trained, source)
+    listed = "  ".join(f"{name} {100 * value:.2f}" for name, value in found.items())
+    print(f"top-1 % of the trained models with their attention switched off:\n  {listed}\n", flush=True)
+    return found
 
 
 def _measure(attentions: Sequence[str], image_sizes: Sequence[int]) -> "list[ScalingRow]":
