@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 
 from softline.cli.arguments import Commands, check_parent, integers
+from softline.cli.processes import told_once
 
 
 def add(commands: Commands) -> None:
@@ -32,6 +33,11 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    with told_once():
+        _evaluate(options)
+
+
+def _evaluate(options: argparse.Namespace) -> None:
     from softline.bench.environment import environment
     from softline.engine import distributed
     from softline.engine.files import write_json

@@ -4,6 +4,7 @@ import argparse
 import textwrap
 
 from softline.cli.arguments import Commands
+from softline.cli.processes import told_once
 
 
 def add(commands: Commands) -> None:
@@ -18,6 +19,9 @@ def add(commands: Commands) -> None:
               softline train quickstart --model.options.attention inline --output runs/inline
               softline train softpp_tiny --data.source /data/imagenet --precision bf16 --workers 8
               torchrun --standalone --nproc-per-node 8 -m softline.cli train softpp_small --data.source /data/imagenet
+
+            torchrun takes a free port by --standalone; without it, its error EADDRINUSE means that another program has
+            the port: choose one by --master-port.
             """),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -32,13 +36,20 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from softline.engine.reading import dump_recipe, list_recipes, load_recipe
+    from softline.engine.reading import list_recipes
 
     if options.list:
         print("\n".join(list_recipes()))
         return
     if options.recipe is None:
         raise ValueError("name a recipe; `softline train --list` lists those in the package")
+    with told_once():
+        _train(options)
+
+
+def _train(options: argparse.Namespace) -> None:
+    from softline.engine.reading import dump_recipe, load_recipe
+
     overrides = list(options.overrides)
     if options.output is not None:
         overrides += ["--output", options.output]
@@ -54,9 +65,9 @@ def run(options: argparse.Namespace) -> None:
 
     with Progress() as progress:
         result = train(recipe, resume=options.resume, listeners=[progress])
-        if not progress.started:
-            # another process speaks
-            return
+    if not progress.started:
+        # another process speaks
+        return
     if not result.finished:
         print(f"stopped by SIGTERM after step {result.step}; continue with --resume")
         return

@@ -1,14 +1,16 @@
 """One process or many: accelerate starts them, torch's DDP or FSDP2 shares the model among them."""
 
+import inspect
+import os
 import re
+from datetime import timedelta
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
-from torch.distributed import DistNetworkError
+from torch.distributed import DistError, DistNetworkError
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -19,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from softline.engine.recipe import Precision, Strategy
 
@@ -27,17 +30,23 @@ _GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 _ONE = StateDictOptions(full_state_dict=True)
 
+# newer versions of torch have another word for it
+_ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers"
+
 
 def start(*, precision: Precision = "fp32", device: str = "auto") -> Accelerator:
     """Join the other processes, if torchrun or ``accelerate launch`` started several."""
+    on_cpu = device == "cpu" or not torch.accelerator.is_available()
+    if on_cpu and precision == "fp16":
+        raise ValueError("precision fp16 needs a GPU: use bf16 or fp32 on the CPU")
     AcceleratorState._reset_state()
     try:
         return Accelerator(
             # without this, accelerate leaves processes that have no GPU alone
-            cpu=device == "cpu" or not torch.accelerator.is_available(),
+            cpu=on_cpu,
             mixed_precision={"fp32": "no"}.get(precision, precision),
             step_scheduler_with_optimizer=False,
-            kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
         )
     except DistNetworkError as error:
         raise OSError(_network_message(str(error))) from None
@@ -45,10 +54,18 @@ def start(*, precision: Precision = "fp32", device: str = "auto") -> Accelerator
 
 def share(accelerator: Accelerator, model: nn.Module, strategy: Strategy) -> nn.Module:
     """The model as the processes train it; the same object where there is one process."""
-    if accelerator.num_processes == 1 or strategy == "ddp":
+    if accelerator.num_processes == 1:
         shared: nn.Module = accelerator.prepare_model(model)
         return shared
-    return shard(accelerator, model)
+    return copy(accelerator, model) if strategy == "ddp" else shard(accelerator, model)
+
+
+def copy(accelerator: Accelerator, model: nn.Module) -> nn.Module:
+    """The same model in every process."""
+    device = accelerator.device
+    # each process's batch norms count what they see; `average_buffers` brings them together
+    options: dict[str, Any] = {_SYNC_BUFFERS: False}
+    return DistributedDataParallel(model.to(device), device_ids=None if device.type == "cpu" else [device], **options)
 
 
 def shard(accelerator: Accelerator, model: nn.Module) -> nn.Module:
@@ -116,6 +133,37 @@ def first_of(text: str | None, *, prefer: str) -> str | None:
         torch.distributed.all_gather_object(texts, text)
     given = [text for text in texts if text is not None]
     return next((text for text in given if text.startswith(prefer)), given[0] if given else None)
+
+
+def fails_first() -> bool:
+    """Whether this process is the first of all to ask: the one that tells an error, so that it is told once."""
+    try:
+        store = _store()
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return store is None or store.add(f"softline/failed/{attempt}", 1) == 1
+    except DistError:
+        # better twice than not at all
+        return True
+
+
+def lost_another(error: BaseException) -> bool:
+    """Whether the error says no more than that another process ended."""
+    closed = re.search(
+        r"connection (closed|reset|refused)|broken pipe|socket (closed|timeout)", str(error), re.IGNORECASE
+    )
+    return _several() and isinstance(error, RuntimeError) and closed is not None
+
+
+def _store() -> Any:
+    """What all processes can read and write, if there is such a thing."""
+    if _several():
+        return torch.distributed.distributed_c10d._get_default_store()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    # torchrun keeps one before the processes join each other
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    connect: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
+    return connect(host, port, is_master=False, timeout=timedelta(seconds=10))
 
 
 def _several() -> bool:
