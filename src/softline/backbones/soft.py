@@ -39,6 +39,7 @@ from softline.backbones.official import KeyRules, create_backbone
 from softline.layers.blocks import PostNormBlock, PreNormBlock
 from softline.layers.embed import ConvEmbed, PositionEmbed
 from softline.layers.grid import GridSize
+from softline.layers.landmarks import Sampling
 from softline.ops.inputs import check_option
 
 Stage4 = Literal["softmax", "soft"]
@@ -55,6 +56,7 @@ def soft_backbone(
     attention: AttentionChoice = "soft",
     stage4: Stage4 = "soft",
     overlap: bool = True,
+    sampling: Sampling = "conv",
     max_landmarks: int | GridSize | None = 7,
     attention_options: dict[str, Any] | None = None,
     img_size: int | GridSize = 224,
@@ -73,6 +75,7 @@ def soft_backbone(
     attention: for all stages, or one name for each; a single name leaves stage 4 to ``stage4``.
     stage4: "softmax" for pre-norm softmax blocks as released, "soft" for the same blocks as in the other stages.
     overlap: False embeds patches without overlap (Table 11b).
+    sampling: how attentions that have landmarks take them (Table 10).
     attention_options: further options of the attention; where stages differ, of those that do not have softmax.
     """
     check_option("stage4", stage4, get_args(Stage4))
@@ -89,6 +92,7 @@ def soft_backbone(
         offers = {
             "ratio": ratios[index],
             "max_landmarks": max_landmarks,
+            "sampling": sampling,
             "value_conv": value_convs[index],
             "max_tokens": prefix + grid_size[0] * grid_size[1],
         }
@@ -142,6 +146,8 @@ _MICRO = {
     "depths": (1, 1, 2, 1),
     "ratios": (1, 1, 1, 1),
     "value_convs": (5, 3, 3, 3),
+    # convolved landmarks begin far from the queries: with so few tokens the weights would sum to nearly nothing
+    "sampling": "avgpool",
     "img_size": 32,
 }
 
