@@ -41,6 +41,9 @@ def two_processes(root: Path) -> int:
         resumed = ["--output", f"{root}/{strategy}_from_one", "--strategy", strategy, "--resume"]
         assert main(["train", recipe, *PLAIN, *resumed]) == 0
     assert main(["train", recipe, "--output", f"{root}/batch_norm", "--schedule.epochs", "1"]) == 0
+    stream = ["--data.source", "wds/images", "--data.root", f"{root}/shards", "--model.options.num_classes", "7"]
+    stream += ["--output", f"{root}/stream", "--strategy", "fsdp", "--schedule.epochs", "1"]
+    assert main(["train", recipe, *PLAIN, *stream]) == 0
     data = ["--batch-size", "4", "--sizes", "16,24", "--json", f"{root}/evaluate.json"]
     assert main(["evaluate", f"{root}/one/last.pt", f"{root}/data", *data]) == 0
     evaluate_lengths(root)

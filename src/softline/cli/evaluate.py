@@ -42,8 +42,11 @@ def _evaluate(options: argparse.Namespace) -> None:
     from softline.engine import distributed
     from softline.engine.files import write_json
     from softline.engine.trained import evaluate_sizes, load_trained
+    from softline.ops.inputs import check_integer
 
     check_parent(options.json)
+    check_integer("--batch-size", options.batch_size, 1)
+    check_integer("--workers", options.workers, 0)
     trained = load_trained(options.checkpoint)
     accelerator = distributed.start(precision=options.precision)
     speaks = accelerator.is_main_process
@@ -52,7 +55,6 @@ def _evaluate(options: argparse.Namespace) -> None:
         if speaks:
             print(text, flush=True)
 
-    say(f"{'size':>5}{'top-1 %':>10}{'top-5 %':>10}{'loss':>9}{'images/s':>11}{'images':>9}")
     rows = []
     for size, result in evaluate_sizes(
         trained,
@@ -66,6 +68,8 @@ def _evaluate(options: argparse.Namespace) -> None:
         skip_corrupt=options.skip_corrupt,
         notify=say,
     ):
+        if not rows:
+            say(f"{'size':>5}{'top-1 %':>10}{'top-5 %':>10}{'loss':>9}{'images/s':>11}{'images':>9}")
         metrics = result.metrics
         accuracy = f"{100 * metrics['top1']:>10.2f}{100 * metrics['top5']:>10.2f}{metrics['loss']:>9.4f}"
         say(f"{size:>5}{accuracy}{result.per_second:>11,.0f}{result.samples:>9,}")

@@ -69,7 +69,10 @@ class ReaderImages:
 
 
 class ReaderStream:
-    """A reader of timm that yields images in order; it divides them among processes and workers itself."""
+    """A reader of timm that yields images in order; it divides them among processes and workers itself.
+
+    Its length is that of one process's share.
+    """
 
     def __init__(self, reader: Any, name: str) -> None:
         self.classes = _class_names(reader)
@@ -85,8 +88,14 @@ class ReaderStream:
         if self._name.startswith("wds/") and self._reader.ds is None:
             self._reader._lazy_init()
             self._refuse_errors()
-        for image, label in self._reader:
+        for image, label in self._once() if self._name.startswith("wds/") else self._reader:
             yield image, int(label)
+
+    def _once(self) -> Any:
+        """In evaluation, all of this process's shards: timm would cut or repeat them to equal lengths."""
+        if self._reader.is_training:
+            return self._reader
+        return ((sample["image"], sample["target"]) for sample in self._reader.ds)
 
     def set_epoch(self, epoch: int) -> None:
         self._reader.set_epoch(epoch)

@@ -87,9 +87,9 @@ def check_model_name(name: str) -> None:
     # local-dir: and hf-hub: are for timm to resolve
     if ":" in name or timm.is_model(name):
         return
-    near = difflib.get_close_matches(name, [*MODEL_NAMES, *timm.list_models()], 3)
+    near = difflib.get_close_matches(name, sorted({*MODEL_NAMES, *timm.list_models()}), 3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; `softline models` lists softline's"
-    raise ValueError(f"model.name: timm knows no model {name!r}{hint}")
+    raise ValueError(f"timm knows no model {name!r}{hint}")
 
 
 def load_weights(model: nn.Module, path: str, *, name: str) -> None:

@@ -44,7 +44,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     check_archive(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except pickle.UnpicklingError:
+        # torch's own text advises to execute it
+        raise ValueError(
+            f"{path} is not a checkpoint of softline: beside tensors, numbers and text it holds what could be a "
+            "program, which is never run"
+        ) from None
+    except (RuntimeError, EOFError) as error:
         raise ValueError(f"{path} is not a checkpoint of softline: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict) or "format" not in content or "recipe" not in content:
         raise ValueError(

@@ -135,6 +135,15 @@ def first_of(text: str | None, *, prefer: str) -> str | None:
     return next((text for text in given if text.startswith(prefer)), given[0] if given else None)
 
 
+def any_of(flag: bool) -> bool:
+    """Whether it holds in any process. All must call it."""
+    if not _several():
+        return flag
+    flags = [False] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(flags, flag)
+    return any(flags)
+
+
 def fails_first() -> bool:
     """Whether this process is the first of all to ask: the one that tells an error, so that it is told once."""
     try:

@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import nn
 
+from softline.engine.distributed import is_sharded
 from softline.engine.loading import eval_batches
 from softline.tasks import Task
 
@@ -38,6 +39,7 @@ def evaluate(
         workers=workers,
         rank=accelerator.process_index,
         processes=accelerator.num_processes,
+        in_step=is_sharded(model),
     )
     with torch.no_grad():
         for batch, valid in batches:

@@ -42,6 +42,15 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda file: _write_all(file, text.encode()))
 
 
+def make_directory(path: Path) -> None:
+    """Make the directory and those above it, unless it is there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        # the number would stand before the text
+        raise OSError(f"could not create the directory {path}: {error.strerror}") from None
+
+
 def _write_all(file: IO[bytes], data: bytes) -> None:
     file.write(data)
 

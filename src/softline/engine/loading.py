@@ -10,14 +10,19 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from softline.data import EvalShard, TrainBatches
 from softline.data.interface import UNREADABLE
+from softline.engine import distributed
 from softline.engine.recipe import Recipe
 from softline.tasks import Task
 
 
 def steps_per_epoch(task: Task, recipe: Recipe, *, processes: int = 1) -> int:
     """Whole batches in one pass over the training data."""
+    length = _length(task.train_set)
+    if isinstance(task.train_set, IterableDataset):
+        # a stream counts the share of one process
+        length *= processes
     return TrainBatches(
-        _length(task.train_set),
+        length,
         batch_size=recipe.batch_size,
         seed=recipe.seed,
         start_step=0,
@@ -52,18 +57,34 @@ def train_batches(
 
 
 def eval_batches(
-    task: Task, *, batch_size: int, workers: int = 0, rank: int = 0, processes: int = 1
+    task: Task, *, batch_size: int, workers: int = 0, rank: int = 0, processes: int = 1, in_step: bool = False
 ) -> Iterator[tuple[Any, int]]:
-    """This process's share of the validation data: batches, and how many samples of each count."""
+    """This process's share of the validation data: batches, and how many samples of each count.
+
+    in_step: all processes get equally many batches. Of data that can be indexed they always do.
+    """
     if isinstance(task.val_set, IterableDataset):
-        for batch in _load(task, workers, val=True, batch_size=batch_size):
-            yield batch, _samples(batch)
+        counted = ((batch, _samples(batch)) for batch in _load(task, workers, val=True, batch_size=batch_size))
+        yield from _in_step(counted) if in_step else counted
         return
     shard = EvalShard(_length(task.val_set), rank=rank, processes=processes)
     left = shard.valid
     for batch in _load(task, workers, val=True, sampler=shard, batch_size=batch_size):
         yield batch, min(left, _samples(batch))
         left = max(left - _samples(batch), 0)
+
+
+def _in_step(batches: Iterator[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
+    """Until no process has any left; one that ends early repeats its last batch, which then counts for nothing."""
+    last = None
+    while True:
+        batch, valid = next(batches, (last, 0))
+        if not distributed.any_of(valid > 0):
+            return
+        if batch is None:
+            raise ValueError("a process has no validation images: fsdp needs as many shards of them as processes")
+        last = batch
+        yield batch, valid
 
 
 def _stream(task: Task, recipe: Recipe, micro: int, start_step: int, per_epoch: int) -> Iterator[Any]:

@@ -23,7 +23,7 @@ from softline.engine.build import build_task
 from softline.engine.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from softline.engine.evaluate import Evaluation, evaluate
 from softline.engine.events import Evaluated, Event, JsonLines, Listener, Notice, Saved, Started, Stepped, TensorBoard
-from softline.engine.files import remove_partial, write_text
+from softline.engine.files import make_directory, remove_partial, write_text
 from softline.engine.loading import steps_per_epoch, train_batches
 from softline.engine.nonfinite import NonFiniteError, first_nonfinite, first_nonfinite_gradient
 from softline.engine.optimizer import create_optimizer, create_schedule, total_steps
@@ -63,7 +63,7 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
     if resume:
         trainer.resume(output / LAST)
     if accelerator.is_main_process:
-        output.mkdir(parents=True, exist_ok=True)
+        make_directory(output)
         for name in (LAST, BEST):
             remove_partial(output / name)
         write_text(output / "recipe.yaml", dump_recipe(recipe))

@@ -114,7 +114,9 @@ def predict(trained: Trained, paths: Sequence[str], *, top: int = 5) -> Iterator
 
 def _read_image(path: str, mode: Any) -> Any:
     if not Path(path).is_file():
-        raise ValueError(f"no such image: {path}")
+        raise ValueError(
+            f"{path} is a directory: name image files" if Path(path).is_dir() else f"no such image: {path}"
+        )
     with open(path, "rb") as file:
         try:
             image = decode(file)
