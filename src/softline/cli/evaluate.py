@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from softline.cli.arguments import Commands, check_parent, integers
 from softline.cli.processes import told_once
@@ -55,7 +56,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         if speaks:
             print(text, flush=True)
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for size, result in evaluate_sizes(
         trained,
         options.data,

@@ -73,6 +73,8 @@ def build_model(
         model: Any = timm.create_model(recipe.name, pretrained=recipe.pretrained, **options)
     except TypeError as error:
         raise ValueError(f"model.options of {recipe.name}: {error}") from None
+    if image_size is not None:
+        set_image_size(model, recipe.name, image_size)
     if recipe.checkpoint is not None:
         load_weights(model, recipe.checkpoint, name=recipe.name)
     if recipe.grad_checkpointing:
@@ -81,6 +83,16 @@ def build_model(
         model = model.to(memory_format=torch.channels_last)
     network: nn.Module = model
     return network
+
+
+def set_image_size(model: nn.Module, name: str, size: int) -> None:
+    """Fit one of timm's models with positions to the images; softline's own take any size."""
+    if name in MODEL_NAMES or not hasattr(model, "set_input_size"):
+        return
+    try:
+        model.set_input_size(img_size=size)  # type: ignore[operator]
+    except (AssertionError, RuntimeError, ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"{name} cannot take images of {size} x {size} pixels: {error}") from None
 
 
 def check_model_name(name: str) -> None:

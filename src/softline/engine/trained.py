@@ -11,7 +11,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from softline.backbones import MODEL_NAMES
 from softline.backbones.official import check_keys
 from softline.data import open_source
 from softline.data.images import to_mode
@@ -25,6 +24,7 @@ from softline.engine.build import (
     image_settings,
     leave_out_corrupt,
     log,
+    set_image_size,
 )
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.evaluate import Evaluation, evaluate
@@ -88,9 +88,7 @@ def evaluate_sizes(
     model = trained.model.to(accelerator.device)
     for size in sizes or [trained.settings["image_size"]]:
         settings = {**trained.settings, "image_size": size}
-        if trained.name not in MODEL_NAMES and hasattr(model, "set_input_size"):
-            # softline's own take any size
-            model.set_input_size(img_size=size)  # type: ignore[operator]
+        set_image_size(model, trained.name, size)
         dataset = image_dataset(
             images, eval_image_transform(settings), mode=settings["mode"], rank=accelerator.process_index
         )
