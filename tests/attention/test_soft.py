@@ -100,3 +100,15 @@ def test_more_newton_steps_lower_the_residual_of_a_trained_like_kernel():
     A = torch.exp(-(32**-0.5) / 2 * torch.cdist(z, z).square())
     residuals = [newton_inverse(A, iterations=steps).residual.item() for steps in (5, 10, 20)]
     assert residuals[0] > residuals[1] > residuals[2]
+
+
+def test_weights_do_not_grow_with_the_image_when_landmarks_are_merged():
+    """Smooth images: SOFT++ with merged landmarks weighs as it does with all of them."""
+    attention = create_attention("softpp", 32, 1, sampling="avgpool", ratio=2, max_landmarks=4).eval()
+    every = create_attention("softpp", 32, 1, sampling="avgpool", ratio=2, max_landmarks=None).eval()
+    every.load_state_dict(attention.state_dict())
+    small = torch.randn(1, 32, 4, 4)
+    for side in (8, 16, 24):
+        x = torch.nn.functional.interpolate(small, size=(side, side), mode="nearest").flatten(2).mT
+        sums = [module.weights(x, (side, side)).sum(-1).mean().item() for module in (attention, every)]
+        assert sums[0] == pytest.approx(sums[1], rel=0.05), side

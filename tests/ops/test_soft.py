@@ -203,3 +203,22 @@ def test_bad_scales_are_named(scale):
     q, z, v = inputs(30, 12)
     with pytest.raises(ValueError, match="scale must be"):
         soft_attention(q, z, v, normalize=True, scale=scale)
+
+
+@pytest.mark.parametrize("inverse", ["pinv", "newton"])
+def test_landmark_of_several_cells_counts_as_often_as_it_would_stand_there(inverse):
+    """Four equal landmarks in a row are one that stands for four."""
+    q, v = torch.randn(2, 2, 30, 8, dtype=torch.double), torch.randn(2, 2, 30, 8, dtype=torch.double)
+    landmarks = 2 * torch.randn(2, 2, 3, 8, dtype=torch.double)
+    options = {"normalize": True, "inverse": inverse, "iterations": 60}
+    repeated = soft_attention(q, landmarks.repeat_interleave(4, dim=2), v, **options)
+    counted = soft_attention(q, landmarks, v, cells=torch.tensor([4.0]), **options)
+    torch.testing.assert_close(counted, repeated, rtol=1e-8, atol=1e-10)
+    explicit = soft_weights(q, landmarks, cells=torch.tensor([4.0, 4.0]), **options) @ v
+    torch.testing.assert_close(explicit, repeated, rtol=1e-8, atol=1e-10)
+
+
+def test_cells_of_another_batch_are_refused():
+    q = torch.randn(2, 1, 4, 8)
+    with pytest.raises(ValueError, match=r"cells must have shape \[2\] or \[1\], got \(3,\)"):
+        soft_attention(q, q, q, normalize=True, cells=torch.ones(3))

@@ -2,11 +2,13 @@
 
 As in the released code: queries are divided by D^(1/4) before landmarks are taken (so that squared distance / 2 is
 Eq. 5's), learned landmarks pass LayerNorm and GELU, and a depthwise convolution of the values is added.
-Deviations: the landmark grid is capped at 7 x 7 unless ``max_landmarks=None``; every Newton start is per matrix.
+Deviations: the landmark grid is capped at 7 x 7 unless ``max_landmarks=None``, and a landmark that stands for several
+of the paper's counts as often in SOFT++'s degrees, so that the weights do not grow with the image; every Newton start
+is per matrix.
 """
 
 from functools import partial
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from torch import Tensor, nn
 
@@ -14,7 +16,7 @@ from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
 from softline.layers.grid import GridSize
-from softline.layers.landmarks import Sampling, create_landmarks
+from softline.layers.landmarks import LandmarkPlan, Sampling, create_landmarks
 from softline.layers.local import ValueConv
 from softline.ops.inputs import Impl, check_option
 from softline.ops.newton import NewtonStart
@@ -35,7 +37,9 @@ class SoftCore(nn.Module):
         prefix = self.num_prefix_tokens
         spatial_mask = None if key_mask is None else key_mask[:, prefix:]
         landmarks, landmark_mask = self.landmarks(q[:, :, prefix:], grid_size, spatial_mask)
-        return {"q": q, "landmarks": landmarks, "landmark_mask": landmark_mask, "scale": 1.0, **self.options}
+        cells = cast(LandmarkPlan, self.landmarks.plan).cells_each(grid_size, spatial_mask, q.device)
+        given = {"q": q, "landmarks": landmarks, "landmark_mask": landmark_mask, "cells": cells}
+        return {**given, "scale": 1.0, **self.options}
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())

@@ -77,6 +77,20 @@ class LandmarkPlan:
         cells = self.cells(extents, axis)
         return cells if self.cap is None else cells.clamp(max=self.cap[axis])
 
+    def cells_each(self, grid_size: GridSize, key_mask: Tensor | None, device: torch.device) -> Tensor | None:
+        """How many cells a landmark stands for, on average: [1], or [B] with a mask; None without a cap: one each."""
+        if self.cap is None:
+            return None
+        if key_mask is None:
+            extents = tuple(torch.full((1,), tokens, device=device) for tokens in grid_size)
+        else:
+            extents = _extents(key_mask.unflatten(-1, grid_size))
+        rows, columns = (
+            self.cells(extents[axis], axis) / self.landmarks_of(extents[axis], axis).clamp(min=1) for axis in (0, 1)
+        )
+        # nothing is left of a sample without real tokens
+        return (rows * columns).clamp(min=1)
+
     def whole_cells(self, maps: Tensor) -> Tensor:
         """Maps [..., height, width], with a cap zero-padded to complete cells."""
         if self.cap is None:

@@ -7,7 +7,7 @@ Keys are queries. With m landmark tokens l_1..l_m and the Gaussian kernel of Eq.
 applied to the values as P^T (A^+ (P v)): O(N m) time, nothing of size N x N.
 
 Deviations from the paper: the diagonal of A, 1 by definition, is written as 1 rather than left to rounding; `ridge`
-inverts A + ridge I (the release uses 0.01 for SOFT and 0 for SOFT++).
+inverts A + ridge I (the release uses 0.01 for SOFT and 0 for SOFT++); `cells` lets one landmark stand for several.
 """
 
 from typing import Literal, get_args
@@ -49,11 +49,12 @@ def soft_weights(
     ridge: float = 0.0,
     key_mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
+    cells: Tensor | None = None,
 ) -> Tensor:
     """The definition: S [B, H, N, N] of queries q [B, H, N, D] and landmarks [B, H, m, D]."""
-    _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask)
+    _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask, cells)
     P, A = _kernels(q, landmarks, scale, key_mask, landmark_mask)
-    S = P.mT @ _pseudo_inverse(A, normalize, inverse, iterations, start, ridge) @ P
+    S = P.mT @ _pseudo_inverse(A, normalize, inverse, iterations, start, ridge, cells) @ P
     return narrow(S, q.dtype)
 
 
@@ -70,11 +71,12 @@ def soft_factors(
     ridge: float = 0.0,
     key_mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
+    cells: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """S as three factors [B, H, N, m], [B, H, m, m], [B, H, m, N], in float32 for half-precision inputs."""
-    _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask)
+    _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask, cells)
     P, A = _kernels(q, landmarks, scale, key_mask, landmark_mask)
-    return P.mT, _pseudo_inverse(A, normalize, inverse, iterations, start, ridge), P
+    return P.mT, _pseudo_inverse(A, normalize, inverse, iterations, start, ridge, cells), P
 
 
 @without_autocast
@@ -91,6 +93,7 @@ def soft_attention(
     ridge: float = 0.0,
     key_mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
+    cells: Tensor | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
     """SOFT (``normalize=False``) or SOFT++ (``True``) attention, linear in the number of tokens.
@@ -104,22 +107,24 @@ def soft_attention(
     iterations, start: Newton steps and starting rule, see `newton_inverse`.
     ridge: A + ridge I is inverted.
     key_mask, landmark_mask: bool [B, N] and [B, m], True = real.
+    cells: of how many of the paper's landmarks each one is the mean [B] or [1]; D counts it so often, so that SOFT++
+        weighs tokens alike whether the landmarks of a large image are merged or not. 1 unless given.
     impl: "linear" is P^T (A^+ (P v)); "explicit" goes through the N x N weights; "auto" picks "linear".
 
     Half-precision inputs are computed in float32, the inverse included.
     """
-    _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask, v)
+    _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask, cells, v)
     check_option("impl", impl, get_args(Impl))
     P, A = _kernels(q, landmarks, scale, key_mask, landmark_mask)
     values = prepare(v, key_mask)
     if impl == "explicit":
-        S = P.mT @ _pseudo_inverse(A, normalize, inverse, iterations, start, ridge) @ P
+        S = P.mT @ _pseudo_inverse(A, normalize, inverse, iterations, start, ridge, cells) @ P
         return finish(S @ values, v.dtype, key_mask)
     summary = P @ values  # [B, H, m, Dv]
     if inverse == "cholesky":
-        summary = _cholesky_solve(A, summary, normalize, ridge)
+        summary = _cholesky_solve(A, summary, normalize, ridge, cells)
     else:
-        summary = _pseudo_inverse(A, normalize, inverse, iterations, start, ridge) @ summary
+        summary = _pseudo_inverse(A, normalize, inverse, iterations, start, ridge, cells) @ summary
     return finish(P.mT @ summary, v.dtype, key_mask)
 
 
@@ -164,7 +169,13 @@ def _landmark_kernel(landmarks: Tensor, scale: float, landmark_mask: Tensor | No
 
 
 def _pseudo_inverse(
-    A: Tensor, normalize: bool, inverse: Inverse, iterations: int, start: NewtonStart, ridge: float
+    A: Tensor,
+    normalize: bool,
+    inverse: Inverse,
+    iterations: int,
+    start: NewtonStart,
+    ridge: float,
+    cells: Tensor | None,
 ) -> Tensor:
     """A^+ for SOFT, D^-1/2 A^+ D^-1/2 for SOFT++: [B, H, m, m]."""
     ridged = _add_ridge(A, ridge)
@@ -177,16 +188,16 @@ def _pseudo_inverse(
         inverted = torch.cholesky_inverse(torch.linalg.cholesky(ridged))
     if not normalize:
         return inverted
-    root = _degree(A).rsqrt()
+    root = _degree(A, cells).rsqrt()
     return root * inverted * root.mT
 
 
-def _cholesky_solve(A: Tensor, summary: Tensor, normalize: bool, ridge: float) -> Tensor:
+def _cholesky_solve(A: Tensor, summary: Tensor, normalize: bool, ridge: float, cells: Tensor | None) -> Tensor:
     """The pseudo-inverse times ``summary`` [B, H, m, Dv] without forming the inverse."""
     factor = torch.linalg.cholesky(_add_ridge(A, ridge))
     if not normalize:
         return torch.cholesky_solve(summary, factor)
-    root = _degree(A).rsqrt()
+    root = _degree(A, cells).rsqrt()
     return root * torch.cholesky_solve(root * summary, factor)
 
 
@@ -194,9 +205,10 @@ def _add_ridge(A: Tensor, ridge: float) -> Tensor:
     return A if ridge == 0 else A + ridge * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
 
 
-def _degree(A: Tensor) -> Tensor:
-    """Row sums of A [B, H, m, 1]: the diagonal of D, at least 1."""
-    return A.sum(-1, keepdim=True)
+def _degree(A: Tensor, cells: Tensor | None) -> Tensor:
+    """Row sums of A, each landmark as often as it has cells [B, H, m, 1]: the diagonal of D, at least 1."""
+    degree = A.sum(-1, keepdim=True)
+    return degree if cells is None else degree * cells.to(A.dtype)[:, None, None, None]
 
 
 def _check(
@@ -208,6 +220,7 @@ def _check(
     ridge: float,
     key_mask: Tensor | None,
     landmark_mask: Tensor | None,
+    cells: Tensor | None,
     v: Tensor | None = None,
 ) -> None:
     check_alike(q, landmarks=landmarks, v=v)
@@ -215,6 +228,8 @@ def _check(
     check_mask("landmark_mask", landmark_mask, q.shape[0], landmarks.shape[2], q.device)
     check_at_least("the number of landmarks", landmarks.shape[2], 1)
     check_inverse(inverse, iterations, start, ridge)
+    if cells is not None and (cells.ndim != 1 or cells.shape[0] not in (1, q.shape[0])):
+        raise ValueError(f"cells must have shape [{q.shape[0]}] or [1], got {tuple(cells.shape)}")
 
 
 def check_inverse(inverse: str, iterations: int, start: str, ridge: float) -> None:
