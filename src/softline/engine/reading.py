@@ -211,6 +211,8 @@ def _override(content: dict[str, Any], overrides: Sequence[str], kind: type[Reci
     for key, text in _pairs(overrides):
         if not _is_key(key, keys):
             raise ValueError(f"unknown key {key}{_suggest(key, keys)}")
+        if not text:
+            raise ValueError(f"--{key} needs a value")
         content = _set(content, key.split("."), _value(key, text, kind))
     check_option("task", content["task"], RECIPE_TYPES)
     if RECIPE_TYPES[content["task"]] is not kind:
@@ -227,19 +229,17 @@ def _set(content: Any, path: Sequence[str], value: Any) -> Any:
 
 
 def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str | None]] = []
+    """Keys and values; an empty text where there is no value."""
+    pairs: list[tuple[str, str]] = []
     for part in overrides:
         if part.startswith("--"):
-            key, equals, value = part[2:].partition("=")
-            pairs.append((key, value if equals else None))
-        elif pairs and pairs[-1][1] is None:
+            key, _, value = part[2:].partition("=")
+            pairs.append((key, value))
+        elif pairs and not pairs[-1][1]:
             pairs[-1] = (pairs[-1][0], part)
         else:
             raise ValueError(f"expected --key value, got {part!r}")
-    missing = [key for key, value in pairs if not value]
-    if missing:
-        raise ValueError(f"--{missing[0]} needs a value")
-    return [(key, value) for key, value in pairs if value]
+    return pairs
 
 
 def _is_key(key: str, keys: Sequence[str]) -> bool:

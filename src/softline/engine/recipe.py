@@ -131,7 +131,7 @@ class Recipe:
     model: ModelRecipe
     seed: int = 0
     batch_size: int
-    """Samples in one step of the optimizer, over all processes and accumulation: results do not depend on either."""
+    """Samples in one step of the optimizer, over all processes and accumulation."""
     accumulate: int = 1
     """Backward passes in one step."""
     eval_batch_size: int | None = None
