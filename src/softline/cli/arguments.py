@@ -22,3 +22,10 @@ def integers(text: str) -> list[int]:
 
 def names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def split_overrides(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """What stands before the ``--key value`` overrides, and these; argparse would take the value of one for it."""
+    if arguments and not arguments[0].startswith("--"):
+        return arguments[0], arguments[1:]
+    return None, arguments

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from softline.cli.arguments import Commands, check_parent, integers, names
+from softline.cli.arguments import Commands, check_parent, integers, names, split_overrides
 
 if TYPE_CHECKING:
     from softline.bench.compare import Comparison, Row
@@ -87,7 +87,7 @@ def _choose(options: argparse.Namespace) -> "tuple[Preset, Recipe]":
     from softline.bench.presets import Preset, attention_variants, load_preset
     from softline.engine.reading import load_recipe
 
-    name, overrides = _split(options.overrides)
+    name, overrides = split_overrides(options.overrides)
     if options.attentions is None:
         return load_preset(name or "attentions", options.recipe, overrides)
     if name is not None:
@@ -96,14 +96,6 @@ def _choose(options: argparse.Namespace) -> "tuple[Preset, Recipe]":
     variants = tuple(attention_variants(options.attentions))
     preset = Preset("-".join(options.attentions), f"Attentions by the recipe {recipe}", "", variants)
     return preset, load_recipe(recipe, overrides)
-
-
-def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
-    """The preset, if there is one before the overrides."""
-    # argparse would take the value of an override for it
-    if arguments and not arguments[0].startswith("--"):
-        return arguments[0], arguments[1:]
-    return None, arguments
 
 
 def _make_directory(path: Path) -> None:

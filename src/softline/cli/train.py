@@ -3,7 +3,7 @@
 import argparse
 import textwrap
 
-from softline.cli.arguments import Commands
+from softline.cli.arguments import Commands, split_overrides
 from softline.cli.processes import told_once
 
 
@@ -12,8 +12,10 @@ def add(commands: Commands) -> None:
         "train",
         help="train a model by a recipe",
         usage="softline train RECIPE [--resume] [--output DIR] [--KEY VALUE ...]",
-        description="Train by a recipe: the name of one in the package, or a YAML file. Any of its keys can be set on "
-        "the command line. Checkpoints (last.pt, best.pt), log.jsonl and TensorBoard files go to the output directory.",
+        description=textwrap.dedent("""\
+            Train by a recipe: the name of one in the package, or a YAML file. Any of its keys can be set on the
+            command line. Checkpoints (last.pt, best.pt), log.jsonl and TensorBoard files go to the output directory.
+            """),
         epilog=textwrap.dedent("""\
             examples:
               softline train quickstart --model.options.attention inline --output runs/inline
@@ -26,7 +28,6 @@ def add(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="name of a recipe, or a .yaml file")
     parser.add_argument("--list", action="store_true", help="list the recipes in the package, and stop")
     parser.add_argument("--show", action="store_true", help="print the whole recipe with every key, and stop")
     parser.add_argument("--resume", action="store_true", help="continue from the output directory's last checkpoint")
@@ -41,21 +42,22 @@ def run(options: argparse.Namespace) -> None:
     if options.list:
         print("\n".join(list_recipes()))
         return
-    if options.recipe is None:
-        raise ValueError("name a recipe; `softline train --list` lists those in the package")
+    name, overrides = split_overrides(options.overrides)
+    if name is None:
+        raise ValueError("name a recipe before its keys; `softline train --list` lists those in the package")
     with told_once():
-        _train(options)
+        _train(name, overrides, options)
 
 
-def _train(options: argparse.Namespace) -> None:
+def _train(name: str, overrides: list[str], options: argparse.Namespace) -> None:
     from softline.engine.reading import dump_recipe, load_recipe
 
-    overrides = list(options.overrides)
+    overrides = list(overrides)
     if options.output is not None:
         overrides += ["--output", options.output]
     if options.skip_corrupt:
         overrides += ["--data.skip_corrupt", "true"]
-    recipe = load_recipe(options.recipe, overrides)
+    recipe = load_recipe(name, overrides)
     if options.show:
         print(dump_recipe(recipe), end="")
         return
