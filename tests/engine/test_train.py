@@ -1,7 +1,6 @@
 import gc
 import json
 import resource
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from softline.engine.build import build_task
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.events import Evaluated, Notice, Saved, Started, Stepped, read_log
 from softline.engine.nonfinite import NonFiniteError
-from softline.engine.train import Trainer, train
+from softline.engine.train import StopSignal, Trainer, train
 from tests.engine.small import small_recipe, write_images
 
 
@@ -262,7 +261,7 @@ def _trainer(recipe, listeners):
 
 
 def _run(trainer):
-    return trainer.run(threading.Event())
+    return trainer.run(StopSignal())
 
 
 def test_log_is_json_lines(root):

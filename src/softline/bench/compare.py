@@ -250,7 +250,7 @@ def _train(recipe: Recipe, tell: Callable[[Event | Finished], None]) -> Run:
 
 def _pass_on(event: Event, tell: Callable[[Event | Finished], None]) -> None:
     # that there is nothing to resume is no news here
-    if not isinstance(event, Notice):
+    if not (isinstance(event, Notice) and event.routine):
         tell(event)
 
 

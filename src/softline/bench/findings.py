@@ -126,7 +126,7 @@ def milliseconds(row: ScalingRow) -> str:
 
 
 def memory_ratio(ratio: float) -> str:
-    return f"1/{ratio:.0f} of the memory" if ratio >= 1.5 else f"{1 / ratio:.1f} times the memory"
+    return f"{1 / ratio:.0%} of the memory" if ratio >= 1.5 else f"{1 / ratio:.1f} times the memory"
 
 
 def percent(fraction: float | None) -> str:

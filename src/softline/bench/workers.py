@@ -1,7 +1,9 @@
 """Run a function on many tasks in a few processes that can all be stopped at once."""
 
 import signal
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
@@ -23,31 +25,49 @@ def run_in_processes(
         process that dies.
     threads: of torch, in each process.
     """
-    results: dict[int, Any] = {}
-    waiting = list(enumerate(tasks))[::-1]
-    crew = [_Worker(function, threads) for _ in range(min(processes, len(tasks)))]
+    with _interrupted_by_sigterm():
+        results: dict[int, Any] = {}
+        waiting = list(enumerate(tasks))[::-1]
+        crew = [_Worker(function, threads) for _ in range(min(processes, len(tasks)))]
+        try:
+            for worker in crew:
+                worker.give(*waiting.pop())
+            while len(results) < len(tasks):
+                for worker in _that_have_news(crew):
+                    kind, content = worker.receive()
+                    if kind == "told":
+                        hear(content)
+                        continue
+                    if kind == "failed":
+                        raise content
+                    assert worker.index is not None, "only who has a task finishes one"
+                    results[worker.index] = content
+                    worker.index = None
+                    if waiting:
+                        worker.give(*waiting.pop())
+        finally:
+            for worker in crew:
+                worker.process.terminate()
+            for worker in crew:
+                worker.end()
+        return [results[index] for index in range(len(tasks))]
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM stops everything as Ctrl-C does; only the main thread may ask for it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
-        for worker in crew:
-            worker.give(*waiting.pop())
-        while len(results) < len(tasks):
-            for worker in _that_have_news(crew):
-                kind, content = worker.receive()
-                if kind == "told":
-                    hear(content)
-                    continue
-                if kind == "failed":
-                    raise content
-                assert worker.index is not None, "only who has a task finishes one"
-                results[worker.index] = content
-                worker.index = None
-                if waiting:
-                    worker.give(*waiting.pop())
+        yield
     finally:
-        for worker in crew:
-            worker.process.terminate()
-        for worker in crew:
-            worker.end()
-    return [results[index] for index in range(len(tasks))]
+        signal.signal(signal.SIGTERM, previous)
 
 
 class _Worker:
@@ -101,6 +121,8 @@ def _work(connection: "Connection[Any, Any]", function: Callable[[Any, Tell], An
                 raise
             except (ValueError, OSError) as error:
                 connection.send(("failed", error))
+            except KeyboardInterrupt:
+                connection.send(("failed", KeyboardInterrupt()))
             else:
                 connection.send(("finished", result))
     except (BrokenPipeError, EOFError, KeyboardInterrupt):

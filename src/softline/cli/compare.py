@@ -1,7 +1,6 @@
 """``softline compare``: variants of one model, trained alike, side by side."""
 
 import argparse
-import os
 import textwrap
 import time
 from pathlib import Path
@@ -9,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from softline.cli.arguments import Commands, check_parent, integers, names, split_overrides
+from softline.engine.files import make_directory
 
 if TYPE_CHECKING:
     from softline.bench.compare import Comparison, Row
@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
             examples:
               softline compare attentions --seeds 0,1,2 --jobs 2
               softline compare --attentions softmax,softpp,inline --schedule.epochs 1
-              softline compare inline-kernels --recipe inline_swin_tiny --data.source /data/imagenet
+              softline compare inline-kernels --recipe inline_swin_tiny --accumulate 8 --data.source /data/imagenet
             """),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
     preset, recipe = _choose(options)
     output = options.output or Path("runs") / "compare" / preset.name
     check_parent(options.json, options.figure)
-    _make_directory(output)
+    make_directory(output)
 
     from softline.bench.compare import compare
     from softline.bench.figure import plot_comparison
@@ -96,15 +96,6 @@ def _choose(options: argparse.Namespace) -> "tuple[Preset, Recipe]":
     variants = tuple(attention_variants(options.attentions))
     preset = Preset("-".join(options.attentions), f"Attentions by the recipe {recipe}", "", variants)
     return preset, load_recipe(recipe, overrides)
-
-
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"the output directory {path} cannot be made: {error.strerror}") from None
-    if not os.access(path, os.W_OK):
-        raise ValueError(f"the output directory {path} is not writable")
 
 
 def comparison_table(comparison: "Comparison") -> str:

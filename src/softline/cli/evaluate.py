@@ -2,11 +2,15 @@
 
 import argparse
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
 from softline.cli.arguments import Commands, check_parent, integers
 from softline.cli.processes import told_once
+
+# back to the start of the line, and empty it
+CLEAR = "\r\033[K"
 
 
 def add(commands: Commands) -> None:
@@ -52,9 +56,16 @@ def _evaluate(options: argparse.Namespace) -> None:
     accelerator = distributed.start(precision=options.precision)
     speaks = accelerator.is_main_process
 
+    shown = speaks and sys.stderr.isatty()
+
     def say(text: str) -> None:
         if speaks:
-            print(text, flush=True)
+            print(f"{CLEAR if shown else ''}{text}", flush=True)
+
+    def show(done: int, total: int | None) -> None:
+        if shown:
+            of = "" if total is None else f" of {total:,}"
+            print(f"{CLEAR}{done:,}{of} images", end="", file=sys.stderr, flush=True)
 
     rows: list[dict[str, Any]] = []
     for size, result in evaluate_sizes(
@@ -68,6 +79,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         workers=options.workers,
         skip_corrupt=options.skip_corrupt,
         notify=say,
+        progress=show,
     ):
         if not rows:
             say(f"{'size':>5}{'top-1 %':>10}{'top-5 %':>10}{'loss':>9}{'images/s':>11}{'images':>9}")

@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from softline.engine.events import Evaluated, Event, Notice, Saved, Started, Stepped
+from softline.engine.events import Evaluated, Evaluating, Event, Notice, Saved, Started, Stepped
 
 
 class Progress:
@@ -34,6 +34,9 @@ class Progress:
             self._start(event)
         elif isinstance(event, Stepped):
             self._step(event)
+        elif isinstance(event, Evaluating):
+            if self.bar is not None:
+                self.bar.update(self.task, numbers=evaluating_line(event, self.unit))
         elif isinstance(event, Evaluated):
             self.say(evaluation_line(event))
         elif isinstance(event, Notice):
@@ -74,6 +77,11 @@ def step_line(event: Stepped, unit: str) -> str:
         f"epoch {event.epoch:.2f}  loss {event.loss:.4f}{logs}  lr {event.lr:.2e}  {event.per_second:,.0f} {unit}/s"
         f"  {duration(event.seconds_left)} left"
     )
+
+
+def evaluating_line(event: Evaluating, unit: str) -> str:
+    of = "" if event.total is None else f" of {event.total:,}"
+    return f"evaluating: {event.done:,}{of} {unit}"
 
 
 def evaluation_line(event: Evaluated) -> str:

@@ -36,20 +36,20 @@ def add(commands: Commands) -> None:
     parser.set_defaults(run=run, takes_overrides=True)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     from softline.engine.reading import list_recipes
 
     if options.list:
         print("\n".join(list_recipes()))
-        return
+        return 0
     name, overrides = split_overrides(options.overrides)
     if name is None:
         raise ValueError("name a recipe before its keys; `softline train --list` lists those in the package")
     with told_once():
-        _train(name, overrides, options)
+        return _train(name, overrides, options)
 
 
-def _train(name: str, overrides: list[str], options: argparse.Namespace) -> None:
+def _train(name: str, overrides: list[str], options: argparse.Namespace) -> int:
     from softline.engine.reading import dump_recipe, load_recipe
 
     overrides = list(overrides)
@@ -60,7 +60,7 @@ def _train(name: str, overrides: list[str], options: argparse.Namespace) -> None
     recipe = load_recipe(name, overrides)
     if options.show:
         print(dump_recipe(recipe), end="")
-        return
+        return 0
 
     from softline.cli.progress import Progress, metrics_text
     from softline.engine.train import train
@@ -69,9 +69,10 @@ def _train(name: str, overrides: list[str], options: argparse.Namespace) -> None
         result = train(recipe, resume=options.resume, listeners=[progress])
     if not progress.started:
         # another process speaks
-        return
+        return 0
     if not result.finished:
-        print(f"stopped by SIGTERM after step {result.step}; continue with --resume")
-        return
+        print(f"stopped by {result.stopped_by} after step {result.step}; continue with --resume")
+        return 130 if result.stopped_by == "SIGINT" else 0
     print(f"best: {metrics_text(result.best)}")
     print(f"checkpoints and logs: {result.output}")
+    return 0

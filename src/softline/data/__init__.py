@@ -4,7 +4,7 @@ from softline.data.corrupt import CorruptImage, find_corrupt, without
 from softline.data.images import LabelledImages, StreamImages
 from softline.data.interface import CorruptImageError, ImageSource, ImageStream
 from softline.data.sampler import EvalShard, TrainBatches
-from softline.data.sources import check_same_classes, open_source
+from softline.data.sources import check_same_classes, in_order, open_source
 from softline.data.transforms import IMAGENET_MEAN, IMAGENET_STD, eval_transform, train_transform
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "check_same_classes",
     "eval_transform",
     "find_corrupt",
+    "in_order",
     "open_source",
     "train_transform",
     "without",

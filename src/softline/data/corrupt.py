@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
+from softline.data.images import check_bits
 from softline.data.interface import CorruptImageError, ImageSource
 from softline.data.sampler import check_rank
 from softline.ops.inputs import check_integer
@@ -49,7 +50,7 @@ def find_corrupt(
 
 def _check(source: ImageSource, index: int) -> CorruptImage | None:
     try:
-        source.load(index)
+        check_bits(source.load(index)[0], lambda: source.name(index))
     except CorruptImageError as error:
         return CorruptImage(index, error.name, error.reason)
     return None

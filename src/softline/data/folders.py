@@ -155,7 +155,7 @@ def _check_entries(root: str, entries: Sequence[Entry]) -> None:
     if not entries:
         raise ValueError(f"{root} holds no images: expected {root}/<class>/<image> ({_extensions()})")
     for entry in entries:
-        if len(entry.parts) != 2:
+        if len(entry.parts) < 2:
             raise ValueError(f"{'/'.join((root, *entry.parts))} is out of place: expected {root}/<class>/<image>")
 
 

@@ -8,7 +8,7 @@ from timm.data.readers.shared_count import SharedCount
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from softline.data.interface import ImageSource, ImageStream
+from softline.data.interface import CorruptImageError, ImageSource, ImageStream
 from softline.data.randomness import repeatable
 from softline.ops.inputs import check_integer, check_option
 
@@ -73,7 +73,11 @@ class StreamImages(IterableDataset[tuple[Tensor, int]]):
 
 
 def to_mode(image: Image.Image, mode: Mode, name: Callable[[], str]) -> Image.Image:
+    check_bits(image, name)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def check_bits(image: Image.Image, name: Callable[[], str]) -> None:
     # Pillow would cut 16 and 32 bits off at 255
     if image.mode.startswith(("I", "F")):
-        raise ValueError(f"{name()} must have 8 bits for each colour; its mode is {image.mode}: convert it first")
-    return image if image.mode == mode else image.convert(mode)
+        raise CorruptImageError(name(), f"8 bits for each colour are needed, its mode is {image.mode}")

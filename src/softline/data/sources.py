@@ -1,7 +1,10 @@
 """Where images come from, by name."""
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+
+from PIL import Image
 
 from softline.data import fashion_mnist
 from softline.data.folders import open_folder, open_tar
@@ -43,12 +46,39 @@ def check_same_classes(train: ImageSource | ImageStream, val: ImageSource | Imag
     """Both have the same classes in the same order; a source that does not name its classes is not compared."""
     if not train.classes or not val.classes or train.classes == val.classes:
         return
+    if set(train.classes) == set(val.classes):
+        raise ValueError("training and validation images have the same classes in different orders: labels differ")
     missing = [name for name in train.classes if name not in val.classes]
     extra = [name for name in val.classes if name not in train.classes]
     raise ValueError(
         f"training and validation images must have the same classes, got {len(train.classes)} and {len(val.classes)}; "
         f"missing in validation: {_some(missing)}; only in validation: {_some(extra)}"
     )
+
+
+def in_order(source: ImageSource | ImageStream, classes: Sequence[str]) -> ImageSource:
+    """The source with its labels in the order of ``classes``, which name the same classes."""
+    if isinstance(source, ImageStream):
+        expected, got = _some(list(classes)), _some(list(source.classes))
+        raise ValueError(f"the classes of a stream must be in the order {expected}; got {got}")
+    return _Reordered(source, classes)
+
+
+class _Reordered:
+    def __init__(self, source: ImageSource, classes: Sequence[str]) -> None:
+        self.classes = tuple(classes)
+        self._source = source
+        self._labels = [self.classes.index(name) for name in source.classes]
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        image, label = self._source.load(index)
+        return image, self._labels[label]
+
+    def name(self, index: int) -> str:
+        return self._source.name(index)
 
 
 def _some(names: list[str], most: int = 10) -> str:

@@ -27,6 +27,7 @@ from softline.data import (
     train_transform,
     without,
 )
+from softline.engine import distributed
 from softline.engine.recipe import Augment, ClassificationRecipe, ImageData, ModelRecipe, Recipe
 from softline.tasks import Classification, Task
 
@@ -78,7 +79,11 @@ def build_model(
     if recipe.checkpoint is not None:
         load_weights(model, recipe.checkpoint, name=recipe.name)
     if recipe.grad_checkpointing:
-        model.set_grad_checkpointing(True)
+        try:
+            model.set_grad_checkpointing(True)
+        except (AssertionError, AttributeError):
+            # timm asserts
+            raise ValueError(f"model.grad_checkpointing: {recipe.name} does not offer it") from None
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)
     network: nn.Module = model
@@ -199,7 +204,9 @@ def leave_out_corrupt(source: ImageSource | ImageStream, split: str, notify: Not
         raise ValueError(
             "skip_corrupt needs images that can be read in any order: a directory, a .tar, hfds/ or torch/"
         )
-    corrupt = find_corrupt(source)
+    rank, processes = distributed.place()
+    notify(f"{split}: looking for corrupt images among {len(source):,}")
+    corrupt = distributed.gather_lists(find_corrupt(source, shard=(rank, processes)))
     names = ", ".join(image.name for image in corrupt[:10]) + (", ..." if len(corrupt) > 10 else "")
     notify(
         f"{split}: {len(corrupt)} of {len(source)} images are corrupt and left out" + (f": {names}" if corrupt else "")

@@ -4,7 +4,7 @@ import inspect
 import os
 import re
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -24,6 +24,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from softline.engine.recipe import Precision, Strategy
+
+T = TypeVar("T")
 
 # checkpoints hold whole tensors, gathered on the first process: they do not depend on how many there were
 _GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -99,6 +101,20 @@ def gather_optimizer(model: nn.Module, optimizer: Any) -> dict[str, Any]:
 
 def spread_optimizer(model: nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
     set_optimizer_state_dict(model, optimizer, state, options=_SPREAD if _several() else _ONE)
+
+
+def place() -> tuple[int, int]:
+    """The number of this process, and of how many."""
+    return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if _several() else (0, 1)
+
+
+def gather_lists(items: list[T]) -> list[T]:
+    """Those of all processes, in every process. All must call it."""
+    if not _several():
+        return items
+    lists: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(lists, items)
+    return [item for part in lists for item in part]
 
 
 def average_buffers(model: nn.Module) -> None:

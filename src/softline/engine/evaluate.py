@@ -1,6 +1,7 @@
 """Evaluate a model on a task's validation data, on one process or many."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from accelerate.utils import send_to_device
 from torch import nn
 
 from softline.engine.distributed import is_sharded
-from softline.engine.loading import eval_batches
+from softline.engine.loading import eval_batches, eval_samples
 from softline.tasks import Task
 
 
@@ -23,16 +24,26 @@ class Evaluation:
 
 
 def evaluate(
-    task: Task, model: nn.Module, accelerator: Accelerator, *, batch_size: int, workers: int = 0
-) -> Evaluation:
+    task: Task,
+    model: nn.Module,
+    accelerator: Accelerator,
+    *,
+    batch_size: int,
+    workers: int = 0,
+    progress: Callable[[int, int | None], None] = lambda *_: None,
+    stop: Callable[[], bool] | None = None,
+) -> Evaluation | None:
     """Metrics over every sample exactly once, however the samples divide among processes and batches.
 
     model: not wrapped for DDP; a sharded one runs in step on all processes.
+    progress: hears about once a second how many of this process's samples are done, of how many.
+    stop: asked after each batch; True gives up, and the result is None.
     """
     training = model.training
     model.eval()
     metrics = task.metrics().to(accelerator.device)
     counted, begin = 0, time.perf_counter()
+    told, total = begin, eval_samples(task, rank=accelerator.process_index, processes=accelerator.num_processes)
     batches = eval_batches(
         task,
         batch_size=batch_size,
@@ -46,6 +57,12 @@ def evaluate(
             with accelerator.autocast():
                 task.update(metrics, model, send_to_device(batch, accelerator.device), valid)
             counted += valid
+            if stop is not None and stop():
+                model.train(training)
+                return None
+            if time.perf_counter() - told > 1:
+                told = time.perf_counter()
+                progress(counted, total)
     # over all processes
     values = {name: float(value) for name, value in _compute(metrics).items()}
     seconds = time.perf_counter() - begin

@@ -47,6 +47,14 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class Evaluating:
+    """Samples done so far, of how many, in this process."""
+
+    done: int
+    total: int | None
+
+
+@dataclass(frozen=True)
 class Saved:
     step: int
     path: str
@@ -55,9 +63,11 @@ class Saved:
 @dataclass(frozen=True)
 class Notice:
     text: str
+    routine: bool = False
+    """It says that all is as usual."""
 
 
-Event: TypeAlias = Started | Stepped | Evaluated | Saved | Notice
+Event: TypeAlias = Started | Stepped | Evaluating | Evaluated | Saved | Notice
 Listener: TypeAlias = Callable[[Event], None]
 
 
@@ -70,6 +80,8 @@ class JsonLines:
         self.path = path
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, Evaluating):
+            return
         line = {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -1,6 +1,7 @@
 """Batches for training and evaluation, the same for every number of processes and workers."""
 
 import itertools
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -74,6 +75,13 @@ def eval_batches(
         left = max(left - _samples(batch), 0)
 
 
+def eval_samples(task: Task, *, rank: int = 0, processes: int = 1) -> int | None:
+    """How many samples `eval_batches` gives that count; None if that is not known before."""
+    if isinstance(task.val_set, IterableDataset):
+        return None
+    return EvalShard(_length(task.val_set), rank=rank, processes=processes).valid
+
+
 def _in_step(batches: Iterator[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
     """Until no process has any left; one that ends early repeats its last batch, which then counts for nothing."""
     last = None
@@ -109,6 +117,7 @@ def _load(task: Task, workers: int, *, val: bool = False, **options: Any) -> Ite
         guarded,
         num_workers=workers,
         collate_fn=_Collate(task.collate),
+        worker_init_fn=_leave_signals,
         pin_memory=torch.cuda.is_available(),
         **options,
     )
@@ -116,6 +125,12 @@ def _load(task: Task, workers: int, *, val: bool = False, **options: Any) -> Ite
         if isinstance(batch, Exception):
             raise batch
         yield batch
+
+
+def _leave_signals(_: int) -> None:
+    """A signal to all processes is for the one that trains: it needs its loading processes until it has saved."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class _Guarded(Dataset[Any]):

@@ -37,9 +37,10 @@ def create_schedule(
         return round(epochs * steps_per_epoch)
 
     decays: dict[str, Any] = {
-        "decay_epochs": steps(recipe.decay_epochs),
+        "decay_epochs": max(steps(recipe.decay_epochs), 1),
         "decay_milestones": [steps(milestone) for milestone in recipe.milestones],
-        "decay_rate": recipe.decay_rate,
+        # timm's poly takes its power by this name
+        "decay_rate": recipe.power if recipe.name == "poly" else recipe.decay_rate,
     }
     schedule, _ = create_scheduler_v2(
         optimizer,

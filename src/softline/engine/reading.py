@@ -16,19 +16,13 @@ from typing import Any
 from softline.engine.recipe import RECIPE_TYPES, Recipe
 from softline.ops.inputs import check_option
 
-# a resumed run may change these: they do not alter what is learnt
+# a resumed run may change these: where things lie, how they are computed, what is told
 FREE_KEYS = frozenset(
-    {
-        "output",
-        "workers",
-        "eval_batch_size",
-        "eval_every",
-        "save_every",
-        "log_every",
-        "device",
-        "accumulate",
-        "strategy",
-    }
+    (
+        *("output", "data.source", "data.root", "data.skip_corrupt"),
+        *("device", "workers", "accumulate", "strategy", "model.compile", "model.grad_checkpointing"),
+        *("eval_batch_size", "eval_every", "save_every", "log_every"),
+    )
 )
 
 
@@ -85,7 +79,7 @@ def differing_keys(old: Recipe, new: Recipe) -> list[str]:
     """Keys by which two recipes train differently."""
     before, after = _flat(to_dict(old)), _flat(to_dict(new))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    return [key for key in keys if key.split(".")[0] not in FREE_KEYS]
+    return [key for key in keys if key not in FREE_KEYS]
 
 
 def _content(name: str, chain: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -108,6 +108,8 @@ class ScheduleRecipe:
     min_lr: float = 0.0
     decay_rate: float = 0.1
     """Of step and multistep."""
+    power: float = 1.0
+    """Of poly."""
     decay_epochs: float = 30.0
     """Of step."""
     milestones: tuple[float, ...] = ()
@@ -167,6 +169,9 @@ class Recipe:
         check_range("schedule.epochs", self.schedule.epochs, 0, open_low=True)
         check_range("schedule.warmup_epochs", self.schedule.warmup_epochs, 0, self.schedule.epochs)
         check_range("schedule.cooldown_epochs", self.schedule.cooldown_epochs, 0)
+        check_range("schedule.decay_epochs", self.schedule.decay_epochs, 0, open_low=True)
+        if self.schedule.name == "multistep" and not self.schedule.milestones:
+            raise ValueError("schedule multistep needs schedule.milestones, the epochs at which the rate falls")
         if self.optimizer.clip_norm is not None:
             check_range("optimizer.clip_norm", self.optimizer.clip_norm, 0, open_low=True)
         if self.optimizer.lr_batch is not None:
@@ -205,9 +210,10 @@ class ClassificationRecipe(Recipe):
         low, high = self.augment.scale
         if not 0 < low <= high <= 1:
             raise ValueError(f"augment.scale must be two areas 0 < low <= high <= 1, got {self.augment.scale}")
-        if (self.augment.mixup or self.augment.cutmix) and self.batch_size % 2:
+        if (self.augment.mixup or self.augment.cutmix) and self.batch_size // self.accumulate % 2:
             raise ValueError(
-                f"mixup and cutmix pair the images of a batch: batch_size must be even, got {self.batch_size}"
+                "mixup and cutmix pair the images of a batch: batch_size / accumulate must be even, "
+                f"got {self.batch_size} / {self.accumulate}"
             )
 
 

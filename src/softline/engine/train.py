@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator
@@ -22,7 +22,18 @@ from softline.engine import distributed
 from softline.engine.build import build_task
 from softline.engine.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from softline.engine.evaluate import Evaluation, evaluate
-from softline.engine.events import Evaluated, Event, JsonLines, Listener, Notice, Saved, Started, Stepped, TensorBoard
+from softline.engine.events import (
+    Evaluated,
+    Evaluating,
+    Event,
+    JsonLines,
+    Listener,
+    Notice,
+    Saved,
+    Started,
+    Stepped,
+    TensorBoard,
+)
 from softline.engine.files import make_directory, remove_partial, write_text
 from softline.engine.loading import steps_per_epoch, train_batches
 from softline.engine.nonfinite import NonFiniteError, first_nonfinite, first_nonfinite_gradient
@@ -31,6 +42,9 @@ from softline.engine.reading import differing_keys, dump_recipe, read_recipe, to
 from softline.engine.recipe import Recipe
 from softline.tasks import Task
 
+# a loss scale below which float16 has no room left
+SMALLEST_SCALE = 2.0**-10
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -38,12 +52,12 @@ class TrainResult:
     step: int
     finished: bool
     """False if a signal stopped the run before its last step."""
+    stopped_by: str | None
+    """The signal's name."""
     metrics: dict[str, float]
     """Of the last evaluation."""
     best: dict[str, float]
     """Of the best one."""
-    per_second: float
-    """Training samples, over the whole run, without evaluations."""
 
 
 def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> TrainResult:
@@ -77,11 +91,14 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
 
 @dataclass
 class _Sums:
-    """Of what has happened since the last log line, as tensors, so that nothing waits for the device."""
+    """Of what has happened since the last log line."""
 
     steps: int = 0
     loss: Any = 0.0
     norm: Any = 0.0
+    """Of the steps whose gradient was finite."""
+    norms: Any = 0.0
+    """Their number; less than the steps only in float16."""
     logs: dict[str, Any] = field(default_factory=dict)
     begin: float = field(default_factory=time.perf_counter)
 
@@ -107,12 +124,20 @@ class Trainer:
         self.saved_step: int | None = None
         self.evaluation: dict[str, float] = {}
         self.best: dict[str, float] = {}
-        self.seconds = 0.0
+        self.evaluated_step: int | None = None
+        self.stopped = StopSignal()
+        """Set by a signal to this process."""
+        self.stopping = False
+        """Agreed upon by all processes."""
 
-    def run(self, stopped: threading.Event) -> TrainResult:
+    def run(self, stopped: "StopSignal") -> TrainResult:
         """From the present step to the last one, or until ``stopped``."""
+        self.stopped = stopped
         self._announce()
-        begin_step, sums = self.step, _Sums()
+        if self.step:
+            # a run that ended while it evaluated
+            self._end_epoch()
+        sums = _Sums()
         batches = train_batches(
             self.task,
             self.recipe,
@@ -126,31 +151,26 @@ class Trainer:
             if self.step % self.recipe.log_every == 0 or self.step == self.total:
                 self._log(sums)
                 sums = _Sums()
-            ended = self._ends_epoch()
-            if ended and self._due_for_evaluation():
-                self._evaluate()
-                sums.begin = time.perf_counter()
-            if ended or self._due_for_saving():
+            pause = time.perf_counter()
+            if self._due_for_saving() or self.stopping:
                 self.save()
-            if self.step < self.total and self._agree_to_stop(stopped):
-                if self.saved_step != self.step:
-                    self.save()
+            self._end_epoch()
+            sums.begin += time.perf_counter() - pause
+            if self.stopping:
                 break
-        trained = (self.step - begin_step) * self.recipe.batch_size
         return TrainResult(
             output=self.output,
             step=self.step,
-            finished=self.step == self.total,
+            finished=self.step == self.total and self.evaluated_step == self.step,
+            stopped_by=stopped.name,
             metrics=self.evaluation,
             best=self.best,
-            per_second=trained / self.seconds if self.seconds else 0.0,
         )
 
     # one step
 
     def _train_step(self, micro_batches: Sequence[Any], sums: _Sums) -> None:
         """All of it, or nothing: an error leaves the weights of the step before."""
-        begin = time.perf_counter()
         self.shared.train()
         self.schedule.step_update(self.step)
         micro_batches = send_to_device(list(micro_batches), self.accelerator.device, non_blocking=True)
@@ -168,8 +188,8 @@ class Trainer:
             self.ema.update(self.model, step=self.step)
         sums.steps += 1
         sums.loss = sums.loss + torch.stack(losses).mean()
-        sums.norm = sums.norm + norm
-        self.seconds += time.perf_counter() - begin
+        sums.norm = sums.norm + torch.where(norm.isfinite(), norm, 0.0)
+        sums.norms = sums.norms + norm.isfinite().float()
 
     def _backward(self, batch: Any, index: int, count: int, sums: _Sums) -> Tensor:
         set_seed(self._step_seed(index))
@@ -192,15 +212,22 @@ class Trainer:
 
     def _check_finite(self, losses: Tensor, norm: Tensor, micro_batches: Sequence[Any]) -> None:
         # in float16 too large gradients are normal: the step is skipped and the scale lowered
-        sound = losses.isfinite().all() & (norm.isfinite() | (self.recipe.precision == "fp16"))
-        everywhere = self.accelerator.reduce(sound.float(), "mean") if self.recipe.precision == "fp16" else sound
-        if bool(everywhere == 1):
-            return
-        where = self._diagnose(losses, micro_batches)
-        lr = self.optimizer.param_groups[0]["lr"]
+        broken = ~(losses.isfinite().all() & (norm.isfinite() | (self.recipe.precision == "fp16")))
+        flags = torch.stack([broken.float(), broken.new_tensor(self.stopped.is_set()).float()])
+        # all processes fail, or stop, after the same step
+        some_broken, some_stopped = (self.accelerator.reduce(flags, "sum") > 0).tolist()
+        self.stopping = some_stopped
+        if some_broken:
+            self._fail(self._diagnose(losses, micro_batches))
+
+    def _fail(self, reason: str) -> NoReturn:
         kept = self.output / LAST
         last = f"the last good checkpoint is {kept}" if kept.exists() else "there is no checkpoint yet"
-        raise NonFiniteError(where, self.step, f", learning rate {lr:.3g}; {last}")
+        raise NonFiniteError(reason, self.step, f", learning rate {self._lr():.3g}; {last}")
+
+    def _lr(self) -> float:
+        """The highest, where layers have their own."""
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def _diagnose(self, losses: Tensor, micro_batches: Sequence[Any]) -> str:
         """What this process found, or else what another one did."""
@@ -227,8 +254,12 @@ class Trainer:
 
     def _log(self, sums: _Sums) -> None:
         names = list(sums.logs)
-        totals = torch.stack([torch.as_tensor(value) for value in (sums.loss, sums.norm, *sums.logs.values())])
+        norm = sums.norm / sums.norms.clamp(min=1) * sums.steps
+        totals = torch.stack([torch.as_tensor(value) for value in (sums.loss, norm, *sums.logs.values())])
         means = (self.accelerator.reduce(totals.to(self.accelerator.device), "mean") / sums.steps).tolist()
+        scaler = self.accelerator.scaler
+        if scaler is not None and scaler.get_scale() < SMALLEST_SCALE:
+            self._fail(f"the gradient overflows float16 even at a loss scale of {scaler.get_scale():.3g}")
         seconds = (time.perf_counter() - sums.begin) / sums.steps
         event = Stepped(
             step=self.step,
@@ -236,52 +267,64 @@ class Trainer:
             loss=means[0],
             logs=dict(zip(names, means[2:], strict=True)),
             grad_norm=means[1],
-            lr=self.optimizer.param_groups[0]["lr"],
+            lr=self._lr(),
             per_second=self.recipe.batch_size / seconds,
             seconds_left=(self.total - self.step) * seconds,
         )
         self.tell(event)
 
-    def _ends_epoch(self) -> bool:
-        return self.step % self.per_epoch == 0 or self.step == self.total
-
-    def _due_for_evaluation(self) -> bool:
-        return self.step == self.total or (self.step // self.per_epoch) % self.recipe.eval_every == 0
+    def _end_epoch(self) -> None:
+        """Save and evaluate, if an epoch ends here and that is not done yet."""
+        if self.step % self.per_epoch and self.step != self.total:
+            return
+        # before the evaluation, which may take long or fail on its data
+        self.save()
+        due = self.step == self.total or (self.step // self.per_epoch) % self.recipe.eval_every == 0
+        if due and self.evaluated_step != self.step and not self.stopping and self._evaluate():
+            self._write(LAST)
 
     def _due_for_saving(self) -> bool:
         return self.recipe.save_every is not None and self.step % self.recipe.save_every == 0
 
-    def _agree_to_stop(self, stopped: threading.Event) -> bool:
-        """All processes stop after the same step; they ask each other when they log."""
-        if self.accelerator.num_processes == 1:
-            return stopped.is_set()
-        if self.step % self.recipe.log_every:
-            return False
-        flag = torch.tensor(float(stopped.is_set()), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(flag, "sum") > 0)
-
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """False if a signal came in between."""
         result = self.evaluate()
+        if result is None:
+            self.stopping = True
+            return False
         monitor = self.task.monitor
         better = not self.best or result.metrics[monitor] > self.best[monitor]
-        self.evaluation = result.metrics
+        self.evaluation, self.evaluated_step = result.metrics, self.step
         self.tell(Evaluated(self.step, self.step / self.per_epoch, result.metrics, result.per_second, better))
         if better:
             self.best = result.metrics
             self._write(BEST)
+        return True
 
-    def evaluate(self) -> Evaluation:
-        """The averaged weights where there are any."""
+    def evaluate(self) -> Evaluation | None:
+        """The averaged weights where there are any; None if a signal came in between."""
         size = self.recipe.eval_batch_size
         if size is None:
             size = max(self.recipe.batch_size // self.recipe.accumulate // self.accelerator.num_processes, 1)
         model = self.model if self.ema is None else self.ema.module
         distributed.average_buffers(model)
-        return evaluate(self.task, model, self.accelerator, batch_size=size, workers=self.recipe.workers)
+        return evaluate(
+            self.task,
+            model,
+            self.accelerator,
+            batch_size=size,
+            workers=self.recipe.workers,
+            progress=lambda done, total: self.tell(Evaluating(done, total)),
+            # several processes would have to agree: they finish
+            stop=self.stopped.is_set if self.accelerator.num_processes == 1 else None,
+        )
 
     # checkpoints
 
     def save(self) -> None:
+        """Unless this step is saved already."""
+        if self.saved_step == self.step:
+            return
         path = self._write(LAST)
         self.saved_step = self.step
         self.tell(Saved(self.step, str(path)))
@@ -310,6 +353,7 @@ class Trainer:
             "step": self.step,
             "epoch": self.step // self.per_epoch,
             "metrics": self.evaluation,
+            "evaluated_step": self.evaluated_step,
             "best": self.best,
             "recipe": to_dict(self.recipe),
             "facts": self.task.facts(),
@@ -320,7 +364,7 @@ class Trainer:
         exists = self.accelerator.is_main_process and path.exists()
         content = distributed.broadcast_object(load_checkpoint(path) if exists else None)
         if content is None:
-            self.tell(Notice(f"there is no checkpoint in {self.output} yet: starting at step 0"))
+            self.tell(Notice(f"there is no checkpoint in {self.output} yet: starting at step 0", routine=True))
             return
         changed = differing_keys(read_recipe(content["recipe"], where=str(path)), self.recipe)
         if changed:
@@ -337,6 +381,7 @@ class Trainer:
             self.accelerator.scaler.load_state_dict(content["scaler"])
         self.step = self.saved_step = content["step"]
         self.evaluation, self.best = content["metrics"], content["best"]
+        self.evaluated_step = content["evaluated_step"]
 
     # setting up
 
@@ -376,29 +421,54 @@ class _Teller:
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self.listeners = list(listeners)
         self.board: TensorBoard | None = None
+        self.early: list[Event] = []
 
     def __call__(self, event: Event) -> None:
+        if self.board is None:
+            self.early.append(event)
         for listener in self.listeners:
             listener(event)
 
     def open_logs(self, output: Path, *, after_step: int) -> None:
         self.board = TensorBoard(output / "tensorboard", after_step=after_step)
-        self.listeners += [JsonLines(output / "log.jsonl", after_step=after_step), self.board]
+        logs: list[Listener] = [JsonLines(output / "log.jsonl", after_step=after_step), self.board]
+        for event in self.early:
+            for log in logs:
+                log(event)
+        self.listeners += logs
 
     def close(self) -> None:
         if self.board is not None:
             self.board.close()
 
 
+class StopSignal:
+    """Whether SIGTERM or Ctrl-C asked to stop, and which."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+    def is_set(self) -> bool:
+        return self.name is not None
+
+
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets; only the main thread may ask for it."""
-    stopped = threading.Event()
+def _stop_signals() -> Iterator[StopSignal]:
+    """The first signal asks the run to save and stop; a second one ends it as usual. For the main thread only."""
+    stopped = StopSignal()
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
-    previous = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+
+    def stop(number: int, _: Any) -> None:
+        stopped.name = signal.Signals(number).name
+        signal.signal(number, previous[number])
+
+    # one that is ignored stays so
+    wanted = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
+    previous: dict[int, Any] = {number: signal.signal(number, stop) for number in wanted}
     try:
         yield stopped
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

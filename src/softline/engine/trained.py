@@ -1,7 +1,8 @@
 """Use a trained model: load it, evaluate it at several image sizes, name what is on an image."""
 
+import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import timm
 import torch
 from accelerate import Accelerator
+from PIL import ImageOps
 from torch import Tensor, nn
 
 from softline.backbones.official import check_keys
-from softline.data import open_source
+from softline.data import in_order, open_source
 from softline.data.images import to_mode
 from softline.data.interface import UNREADABLE, decode, describe
 from softline.engine.build import (
@@ -62,7 +64,7 @@ def load_trained(checkpoint: str) -> Trained:
             inside = " (there is a best.pt in it)" if (path / "best.pt").is_file() else ""
             raise ValueError(f"{path} is a directory without timm's config.json: name a checkpoint file{inside}")
         return _load_timm(f"local-dir:{path}")
-    if path.suffix or path.is_file():
+    if path.is_file() or path.suffix in (".pt", ".pth"):
         return _load_checkpoint(path)
     return _load_timm(checkpoint)
 
@@ -79,21 +81,28 @@ def evaluate_sizes(
     workers: int = 0,
     skip_corrupt: bool = False,
     notify: Notify = log.info,
+    progress: Callable[[int, int | None], None] = lambda *_: None,
 ) -> Iterator[tuple[int, Evaluation]]:
     """Accuracy on images of each size, as in Table 6 of the SOFT paper; the size it was trained for by default."""
     images = open_source(source, split, root=root)
     if skip_corrupt:
         images = leave_out_corrupt(images, split, notify)
     classes = _check_classes(trained, images.classes, source)
-    model = trained.model.to(accelerator.device)
+    if images.classes and images.classes != classes:
+        images = in_order(images, classes)
+    trained.model.to(accelerator.device)
     for size in sizes or [trained.settings["image_size"]]:
         settings = {**trained.settings, "image_size": size}
+        # resized positions cannot be sized back
+        model = copy.deepcopy(trained.model)
         set_image_size(model, trained.name, size)
         dataset = image_dataset(
             images, eval_image_transform(settings), mode=settings["mode"], rank=accelerator.process_index
         )
         task = Classification(model, classes, val_set=dataset)
-        yield size, evaluate(task, model, accelerator, batch_size=batch_size, workers=workers)
+        result = evaluate(task, model, accelerator, batch_size=batch_size, workers=workers, progress=progress)
+        assert result is not None, "nothing stops it"
+        yield size, result
 
 
 def predict(trained: Trained, paths: Sequence[str], *, top: int = 5) -> Iterator[Prediction]:
@@ -120,7 +129,8 @@ def _read_image(path: str, mode: Any) -> Any:
             image = decode(file)
         except UNREADABLE as error:
             raise ValueError(f"{path} cannot be decoded ({describe(error)})") from None
-    return to_mode(image, mode, lambda: path)
+    # as it is meant to be seen: cameras store the turn beside the pixels
+    return to_mode(ImageOps.exif_transpose(image), mode, lambda: path)
 
 
 def _load_checkpoint(path: Path) -> Trained:
@@ -160,4 +170,5 @@ def _check_classes(trained: Trained, found: tuple[str, ...], source: str) -> tup
         )
     if found and len(found) != count:
         raise ValueError(f"{source} has {len(found)} classes, the model {count}")
-    return found or tuple(str(index) for index in range(count))
+    # the model's, in its order
+    return trained.classes or found or tuple(str(index) for index in range(count))

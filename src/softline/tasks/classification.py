@@ -52,6 +52,8 @@ class Classification:
         if self.mixup is None:
             targets, smoothing = labels, self.smoothing
         else:
+            if len(images) % 2:
+                raise ValueError(f"mixup and cutmix pair images: each process needs an even number, got {len(images)}")
             # timm mixes in place
             images, targets = self.mixup(images.clone(), labels)
             smoothing = 0.0
