@@ -18,7 +18,7 @@ from tests.engine.test_train import assert_equal_weights, weights
 CONTENT = {"state_dict": {"weight": torch.arange(6.0)}, "recipe": {}, "step": 3}
 
 
-def start(root, script):
+def start(root, script, *, new_group=False):
     """Run python code in another process."""
     code = f"from pathlib import Path\nroot = Path({str(root)!r})\n" + textwrap.dedent(script)
     return subprocess.Popen(
@@ -26,6 +26,7 @@ def start(root, script):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=new_group,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
 
@@ -140,6 +141,20 @@ def test_sigterm_saves_and_ends_cleanly(tmp_path):
     steps = printed.splitlines()
     assert steps[-1] == "False"
     assert load_checkpoint(tmp_path / "part" / "last.pt")["step"] == int(steps[-2] if len(steps) > 1 else 1)
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")])
+def test_signal_to_the_whole_group_is_for_the_run_and_not_for_its_loaders(tmp_path, number, name):
+    """As torchrun, systemd and a terminal send it."""
+    write_images(tmp_path)
+    script = TRAIN.replace('"--save_every", "1"', '"--schedule.epochs", "400", "--workers", "1"')
+    process = start(tmp_path, script.replace(".finished", ".stopped_by"), new_group=True)
+    assert process.stdout.readline().strip() == "1"
+    os.killpg(process.pid, number)
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert printed.splitlines()[-1] == name
+    assert load_checkpoint(tmp_path / "part" / "last.pt")["step"] >= 1
 
 
 def test_truncated_and_damaged_files_are_refused(tmp_path):

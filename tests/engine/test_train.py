@@ -243,7 +243,8 @@ def test_weights_that_are_not_finite_are_never_saved(root):
     before = (root / "run" / "last.pt").read_bytes()
     with torch.no_grad():
         trainer.model.stages[1].blocks[0].mlp.fc1.weight[0, 0] = float("inf")
-    with pytest.raises(NonFiniteError, match=r"stages\.1.*fc1\.weight is not finite at step 0; .*last\.pt keeps what"):
+    trainer.step = 1
+    with pytest.raises(NonFiniteError, match=r"stages\.1.*fc1\.weight is not finite at step 1; .*last\.pt keeps what"):
         trainer.save()
     assert (root / "run" / "last.pt").read_bytes() == before
 
@@ -284,3 +285,55 @@ def test_memory_does_not_grow_over_epochs(root):
     assert live[-1] <= live[4]
     # MiB; the allocator still settles in the first epochs
     assert peaks[-1] - peaks[4] < 8
+
+
+def test_epoch_is_saved_before_an_evaluation_that_fails(root):
+    picture = root / "data" / "val" / "dark" / "003.png"
+    whole = picture.read_bytes()
+    picture.write_bytes(whole[:50])
+    with pytest.raises(ValueError, match=r"003\.png cannot be decoded"):
+        train(small_recipe(root))
+    assert load_checkpoint(root / "run" / "last.pt")["step"] == 5
+    picture.write_bytes(whole)
+    events = _events(small_recipe(root), resume=True)
+    assert [event.step for event in events if isinstance(event, Evaluated)] == [5, 10]
+
+
+def test_resumed_run_may_leave_out_what_turned_out_corrupt(root):
+    short = ("--schedule.epochs", "1", "--schedule.warmup_epochs", "0")
+    (root / "data" / "val" / "dark" / "003.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match="leave it out by --skip-corrupt"):
+        train(small_recipe(root, *short))
+    result = train(small_recipe(root, *short, "--data.skip_corrupt", "true"), resume=True)
+    assert result.finished
+    notices = [line["text"] for line in read_log(root / "run" / "log.jsonl") if line["event"] == "notice"]
+    assert any("val: 1 of 18 images are corrupt and left out" in text for text in notices)
+
+
+def test_learning_rate_shown_is_the_highest_of_the_layers(root):
+    recipe = small_recipe(root, "--optimizer.layer_decay", "0.5", "--schedule.warmup_epochs", "0")
+    first = next(event for event in _events(recipe) if isinstance(event, Stepped))
+    assert first.lr == pytest.approx(3e-3)
+
+
+def test_polynomial_schedule_falls_as_its_power_says(root):
+    recipe = small_recipe(root, "--schedule.name", "poly", "--schedule.warmup_epochs", "0", "--schedule.power", "2")
+    rates = [event.lr for event in _events(recipe) if isinstance(event, Stepped)]
+    assert rates == pytest.approx([3e-3 * (1 - step / 10) ** 2 for step in range(10)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--batch_size", "6", "--accumulate", "2", "--augment.mixup", "0.2"), r"batch_size / accumulate must be even"),
+        (("--schedule.name", "multistep"), r"multistep needs schedule\.milestones"),
+        (("--schedule.decay_epochs", "0"), r"schedule\.decay_epochs must be above 0"),
+        (
+            ("--model.name", "inception_v4", "--model.options", "{}", "--model.grad_checkpointing", "true"),
+            "not offer it",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(root, options, message):
+    with pytest.raises(ValueError, match=message):
+        train(small_recipe(root, *options))

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import timm
 import torch
@@ -76,3 +78,24 @@ def test_data_of_another_number_of_classes_is_refused(root, tmp_path):
     save_for_hf(model, tmp_path / "saved", model_config={"num_classes": 3})
     with pytest.raises(ValueError, match=r"data has 2 classes, the model 3"):
         list(evaluate_sizes(load_trained(str(tmp_path / "saved")), f"{root}/data", distributed.start()))
+
+
+def test_labels_follow_the_names_of_the_classes(root):
+    """Data that names the same classes in another order scores the same."""
+    trained = load_trained(str(root / "run/last.pt"))
+    [(_, usual)] = evaluate_sizes(trained, f"{root}/data", distributed.start())
+    head = trained.model.get_classifier()
+    with torch.no_grad():
+        head.weight.copy_(head.weight.flip(0))
+        head.bias.copy_(head.bias.flip(0))
+    turned = dataclasses.replace(trained, classes=trained.classes[::-1])
+    [(_, again)] = evaluate_sizes(turned, f"{root}/data", distributed.start())
+    assert again.metrics == pytest.approx(usual.metrics, rel=1e-6)
+
+
+def test_sizes_do_not_influence_each_other(root):
+    trained = load_trained(str(root / "run/last.pt"))
+    accelerator = distributed.start()
+    alone = dict(evaluate_sizes(trained, f"{root}/data", accelerator, sizes=[16]))
+    after = dict(evaluate_sizes(trained, f"{root}/data", accelerator, sizes=[40, 16]))
+    assert after[16].metrics == alone[16].metrics
