@@ -8,7 +8,7 @@ WORKERS ?= 2
 .PHONY: quickstart test test-slow test-rivals lint format clean help
 
 help:
-	@echo "make quickstart   train softmax, SOFT++ and InLine on real images, with a report (3 minutes)"
+	@echo "make quickstart   train softmax, SOFT++ and InLine on real images, with a report (2 minutes)"
 	@echo "make test         the tests (minutes)"
 	@echo "make test-slow    the slow ones (need a C++ compiler)"
 	@echo "make test-rivals  comparison with other packages' implementations"

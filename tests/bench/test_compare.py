@@ -360,7 +360,7 @@ def test_compare_lists_presets(capsys):
         (["sampling", "--attentions", "inline"], "name a preset or --attentions, not both"),
         (["--schedule.epoch", "1"], "unknown key schedule.epoch; did you mean schedule.epochs?"),
         (["--schedule.epochs", "1", "sampling"], "expected --key value, got 'sampling'"),
-        (["--output", "/dev/null/runs"], "the output directory /dev/null/runs cannot be made"),
+        (["--output", "/dev/null/runs"], "could not create the directory /dev/null/runs"),
         (["--json", "/no/such/place/rows.json"], "no such directory: /no/such/place"),
         (["--recipe", "quickstat"], "Did you mean quickstart?"),
     ],
