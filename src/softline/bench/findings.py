@@ -37,8 +37,9 @@ def switched_off(rows: Sequence[Row], without: Mapping[str, float]) -> str:
         else "That is what the trained network owes to it."
     )
     return (
-        "Attention off is the trained network with all that its attention gathers replaced by zeros. Points that the "
-        f"attention adds: {', '.join(parts)}. {verdict}"
+        "Attention off is the trained network with all that its attention gathers replaced by zeros; a class token, if "
+        "the classifier reads one, then sees nothing of the image. "
+        f"Points that the attention adds: {', '.join(parts)}. {verdict}"
     )
 
 
