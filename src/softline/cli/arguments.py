@@ -24,6 +24,16 @@ def names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def add_attentions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--attentions",
+        type=names,
+        default=["softmax", "softpp", "inline"],
+        metavar="NAME,...",
+        help="attentions to compare with the first (default: softmax,softpp,inline)",
+    )
+
+
 def split_overrides(arguments: list[str]) -> tuple[str | None, list[str]]:
     """What stands before the ``--key value`` overrides, and these; argparse would take the value of one for it."""
     if arguments and not arguments[0].startswith("--"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from softline.attention import ATTENTIONS
 from softline.bench import ScalingRow, growth_exponent, measure_scaling
 from softline.bench.environment import environment
-from softline.cli.arguments import Commands, check_parent, integers, names
+from softline.cli.arguments import Commands, add_attentions, check_parent, integers
 from softline.engine.files import write_json
 from softline.ops.inputs import check_option
 
@@ -28,13 +28,7 @@ def add(commands: Commands) -> None:
         metavar="PIXELS,...",
         help="image sides, comma-separated (default: 224,448,896,1344)",
     )
-    parser.add_argument(
-        "--attentions",
-        type=names,
-        default=["softmax", "softpp", "inline"],
-        metavar="NAME,...",
-        help="attentions to compare with the first (default: softmax,softpp,inline)",
-    )
+    add_attentions(parser)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the measurements here")
     parser.add_argument("--figure", type=Path, metavar="PATH", help="draw them here (.png or .svg; needs matplotlib)")
     parser.set_defaults(run=run)

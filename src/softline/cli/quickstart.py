@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softline.cli.arguments import Commands, check_parent, names
+from softline.cli.arguments import Commands, add_attentions, check_parent
 
 if TYPE_CHECKING:
     from softline.bench.compare import Comparison
@@ -36,13 +36,7 @@ def add(commands: Commands) -> None:
         "DIR-2, DIR-3, ... is taken instead, and an interrupted quickstart is continued",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the trainings (default: 0)")
-    parser.add_argument(
-        "--attentions",
-        type=names,
-        default=["softmax", "softpp", "inline"],
-        metavar="NAME,...",
-        help="attentions to compare with the first (default: softmax,softpp,inline)",
-    )
+    add_attentions(parser)
     parser.add_argument("--json", type=Path, metavar="PATH", help="of the numbers (default: DIR/quickstart.json)")
     parser.set_defaults(run=run)
 

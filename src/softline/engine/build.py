@@ -204,9 +204,8 @@ def leave_out_corrupt(source: ImageSource | ImageStream, split: str, notify: Not
         raise ValueError(
             "skip_corrupt needs images that can be read in any order: a directory, a .tar, hfds/ or torch/"
         )
-    rank, processes = distributed.place()
     notify(f"{split}: looking for corrupt images among {len(source):,}")
-    corrupt = distributed.gather_lists(find_corrupt(source, shard=(rank, processes)))
+    corrupt = distributed.gather_lists(find_corrupt(source, shard=distributed.place()))
     names = ", ".join(image.name for image in corrupt[:10]) + (", ..." if len(corrupt) > 10 else "")
     notify(
         f"{split}: {len(corrupt)} of {len(source)} images are corrupt and left out" + (f": {names}" if corrupt else "")

@@ -143,21 +143,13 @@ def broadcast_object(value: Any) -> Any:
 
 def first_of(text: str | None, *, prefer: str) -> str | None:
     """A text that any process has; one that starts with ``prefer``, if there is one. All must call it."""
-    texts: list[str | None] = [text]
-    if _several():
-        texts = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(texts, text)
-    given = [text for text in texts if text is not None]
+    given = [text for text in gather_lists([text]) if text is not None]
     return next((text for text in given if text.startswith(prefer)), given[0] if given else None)
 
 
 def any_of(flag: bool) -> bool:
     """Whether it holds in any process. All must call it."""
-    if not _several():
-        return flag
-    flags = [False] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(flags, flag)
-    return any(flags)
+    return any(gather_lists([flag]))
 
 
 def fails_first() -> bool:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -64,15 +63,10 @@ def evaluate(
                 told = time.perf_counter()
                 progress(counted, total)
     # over all processes
-    values = {name: float(value) for name, value in _compute(metrics).items()}
+    values = {name: float(value) for name, value in metrics.compute().items()}
     seconds = time.perf_counter() - begin
     model.train(training)
     samples = int(accelerator.reduce(torch.tensor(counted, device=accelerator.device), "sum"))
     if samples == 0:
         raise ValueError("the validation data is empty")
     return Evaluation(values, samples, samples / seconds)
-
-
-def _compute(metrics: Any) -> dict[str, Any]:
-    values: dict[str, Any] = metrics.compute()
-    return values

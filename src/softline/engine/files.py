@@ -19,11 +19,11 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], None]) -> None:
         # mkstemp's files are for their owner alone
         os.chmod(partial, 0o666 & ~_umask())
         os.replace(partial, path)
-    except BaseException as error:
+    except OSError as error:
+        raise OSError(error.errno, f"could not write {path}: {error.strerror or error}") from error
+    finally:
+        # gone already if it is in its place
         Path(partial).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, f"could not write {path}: {error.strerror or error}") from error
-        raise
     _sync_directory(path.parent)
 
 

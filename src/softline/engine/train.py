@@ -280,26 +280,25 @@ class Trainer:
         # before the evaluation, which may take long or fail on its data
         self.save()
         due = self.step == self.total or (self.step // self.per_epoch) % self.recipe.eval_every == 0
-        if due and self.evaluated_step != self.step and not self.stopping and self._evaluate():
-            self._write(LAST)
+        if due and self.evaluated_step != self.step and not self.stopping:
+            self._evaluate()
 
     def _due_for_saving(self) -> bool:
         return self.recipe.save_every is not None and self.step % self.recipe.save_every == 0
 
-    def _evaluate(self) -> bool:
-        """False if a signal came in between."""
+    def _evaluate(self) -> None:
+        """Evaluate and save the result, unless a signal comes in between."""
         result = self.evaluate()
         if result is None:
             self.stopping = True
-            return False
+            return
         monitor = self.task.monitor
         better = not self.best or result.metrics[monitor] > self.best[monitor]
         self.evaluation, self.evaluated_step = result.metrics, self.step
         self.tell(Evaluated(self.step, self.step / self.per_epoch, result.metrics, result.per_second, better))
         if better:
             self.best = result.metrics
-            self._write(BEST)
-        return True
+        self._write(*([BEST] if better else []), LAST)
 
     def evaluate(self) -> Evaluation | None:
         """The averaged weights where there are any; None if a signal came in between."""
@@ -325,19 +324,20 @@ class Trainer:
         """Unless this step is saved already."""
         if self.saved_step == self.step:
             return
-        path = self._write(LAST)
+        self._write(LAST)
         self.saved_step = self.step
-        self.tell(Saved(self.step, str(path)))
+        self.tell(Saved(self.step, str(self.output / LAST)))
 
-    def _write(self, name: str) -> Path:
+    def _write(self, *names: str) -> None:
+        """The present state, gathered once, to files of these names."""
         content = self.state()
-        path = self.output / name
-        if self.accelerator.is_main_process:
+        if not self.accelerator.is_main_process:
+            return
+        for path in (self.output / name for name in names):
             try:
                 save_checkpoint(path, content)
             except FloatingPointError as error:
                 raise NonFiniteError(str(error), self.step, f"; {path} keeps what it held") from None
-        return path
 
     def state(self) -> dict[str, Any]:
         """All processes must call it; the first one gets the content."""
