@@ -6,6 +6,7 @@ S_ij = exp(-||q_i - k_j||^2 / (2 sqrt(D))), not normalised. Quadratic in the num
 import torch
 from torch import Tensor
 
+from softline.ops.chunks import may_overwrite
 from softline.ops.inputs import check_alike, check_mask, count_tokens, finish, hide, narrow, prepare, without_autocast
 
 
@@ -16,14 +17,42 @@ def gaussian_kernel(x: Tensor, y: Tensor, *, scale: float, mask: Tensor | None =
     """
     # distances ignore a common shift; around the centre of y, |x|^2 + |y|^2 - 2 x.y cancels least
     centre = (y.sum(-2, keepdim=True) / count_tokens(y.shape[-2], mask, y.dtype)).detach()
-    x, y = x - centre, y - centre
-    half_x = -0.5 * scale * x.square().sum(-1, keepdim=True)
-    half_y = -0.5 * scale * y.square().sum(-1, keepdim=True)
-    # [scale x, -|x|^2 scale/2, 1] . [y, 1, -|y|^2 scale/2] = -scale/2 ||x - y||^2
-    left = torch.cat([scale * x, half_x, torch.ones_like(half_x)], dim=-1)
-    right = torch.cat([y, torch.ones_like(half_y), half_y], dim=-1)
+    return exp_of_distances(left_factor(x, centre, scale), right_factor(y, centre, scale))
+
+
+def left_factor(x: Tensor, centre: Tensor, scale: float) -> Tensor:
+    """[scale x, -scale/2 |x|^2, 1], whose product with `right_factor` is -scale/2 ||x - y||^2: [..., D + 2]."""
+    x = x - centre
+    half = -0.5 * scale * x.square().sum(-1, keepdim=True)
+    return torch.cat([scale * x, half, torch.ones_like(half)], dim=-1)
+
+
+def right_factor(y: Tensor, centre: Tensor, scale: float) -> Tensor:
+    """[y, 1, -scale/2 |y|^2]: [..., D + 2]."""
+    if may_overwrite():
+        return _right_factor_in_place(y, centre, scale)
+    y = y - centre
+    half = -0.5 * scale * y.square().sum(-1, keepdim=True)
+    return torch.cat([y, torch.ones_like(half), half], dim=-1)
+
+
+def _right_factor_in_place(y: Tensor, centre: Tensor, scale: float) -> Tensor:
+    """`right_factor` without intermediate tensors as large as y."""
+    # of a difference, so that it is a batch if one of the two is (torch.func.vmap)
+    factor = (y[..., :1, :] - centre).new_empty(*y.shape[:-1], y.shape[-1] + 2)
+    shifted = factor[..., :-2]
+    shifted.copy_(y)
+    shifted.sub_(centre)
+    factor[..., -2] = 1
+    factor[..., -1] = shifted.square().sum(-1).mul_(-0.5 * scale)
+    return factor
+
+
+def exp_of_distances(left: Tensor, right: Tensor) -> Tensor:
+    """exp of the products of all rows: [..., N, D + 2], [..., M, D + 2] -> [..., N, M]."""
+    exponents = left @ right.mT
     # a squared distance is never negative: what is left above 0 is rounding
-    return (left @ right.mT).clamp(max=0).exp()
+    return exponents.clamp_max_(0).exp_() if may_overwrite() else exponents.clamp(max=0).exp()
 
 
 @without_autocast

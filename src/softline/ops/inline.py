@@ -5,11 +5,12 @@ one direction and different length keep different weights. Linear in N because
     sum_j weights_ij v_j = mean(v) + scale * q_i^T sum_j k_j (v_j - mean(v))^T.
 """
 
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from softline.ops.chunks import may_overwrite
 from softline.ops.gaussian import hide_pairs
 from softline.ops.inputs import (
     Impl,
@@ -21,6 +22,7 @@ from softline.ops.inputs import (
     hide,
     narrow,
     prepare,
+    widen,
     without_autocast,
 )
 
@@ -72,15 +74,60 @@ def inline_attention(
     check_alike(q, k=k, v=v)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     check_option("impl", impl, get_args(Impl))
-    values = prepare(v, key_mask)
     if impl == "explicit":
-        return finish(_weights(q, k, scale, key_mask) @ values, v.dtype, key_mask)
-    n = count_tokens(q.shape[2], key_mask, values.dtype)
-    mean = values.sum(-2, keepdim=True) / n  # [B, H, 1, Dv]
-    # centred before the product: the state holds covariances, not large sums that cancel later
-    state = prepare(k, key_mask).mT @ hide(values - mean, key_mask)  # [B, H, D, Dv]
-    out = prepare(q, key_mask) @ (_scale(q, scale, n) * state) + mean
-    return finish(out, v.dtype, key_mask)
+        return finish(_weights(q, k, scale, key_mask) @ prepare(v, key_mask), v.dtype, key_mask)
+    out: Tensor = _InlineLinear.apply(q, k, v, scale, key_mask)
+    return out
+
+
+class _InlineLinear(torch.autograd.Function):
+    """mean(v) + scale q C with C = k^T (v - mean(v)), of which only q, k and v are kept for the backward pass.
+
+    For an incoming gradient g: dC = scale q^T g, dq = scale g C^T, dk = (v - mean(v)) dC^T,
+    dv = (k - mean(k)) dC + mean(g).
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, scale: float | None, key_mask: Tensor | None) -> Tensor:
+        n = count_tokens(q.shape[2], key_mask, widen(q).dtype)
+        values, mean = _centre(v, n, key_mask)
+        # centred before the product: the state holds covariances, not large sums that cancel later
+        state = prepare(k, key_mask).mT @ values  # [B, H, D, Dv]
+        return finish(_add(prepare(q, key_mask) @ (_scale(q, scale, n) * state), mean), v.dtype, key_mask)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        q, k, v, ctx.scale, key_mask = inputs
+        ctx.save_for_backward(q, k, v, key_mask)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, key_mask = ctx.saved_tensors
+        n = count_tokens(q.shape[2], key_mask, widen(q).dtype)
+        scale = _scale(q, ctx.scale, n)
+        grad = prepare(grad, key_mask)
+        d_state = scale * (prepare(q, key_mask).mT @ grad)  # [B, H, D, Dv]
+        values, _ = _centre(v, n, key_mask)
+        keys, _ = _centre(k, n, key_mask)
+        state = prepare(k, key_mask).mT @ values
+        d_q = grad @ (scale * state).mT
+        d_k = values @ d_state.mT
+        d_v = _add(keys @ d_state, grad.sum(-2, keepdim=True) / n)
+        return (*(finish(d, x.dtype, key_mask) for d, x in ((d_q, q), (d_k, k), (d_v, v))), None, None)
+
+
+def _centre(x: Tensor, n: int | Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x [B, H, N, D] less its mean over the n real tokens, and that mean [B, H, 1, D]; masked tokens stay 0."""
+    x = prepare(x, key_mask)
+    mean = x.sum(-2, keepdim=True) / n
+    return hide(x - mean, key_mask), mean
+
+
+def _add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, into a fresh x where that is possible."""
+    return x.add_(y) if may_overwrite() else x + y
 
 
 def _weights(q: Tensor, k: Tensor, scale: float | None, key_mask: Tensor | None) -> Tensor:

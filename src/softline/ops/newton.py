@@ -78,9 +78,13 @@ class _OneStepInverse(torch.autograd.Function):
         norm = _one_norm(A)
         A = A / norm
         inverse = newton_alpha(A, start) * A
+        # batches of matrices [.., m, m] as one
+        shape = A.shape
+        A, inverse = A.reshape(-1, *shape[-2:]), inverse.reshape(-1, *shape[-2:])
         for _ in range(iterations):
-            inverse = 2 * inverse - inverse @ A @ inverse
-        return inverse / norm
+            # 2 X - X A X
+            inverse = torch.baddbmm(inverse, inverse @ A, inverse, beta=2, alpha=-1)
+        return inverse.reshape(shape) / norm
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

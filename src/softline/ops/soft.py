@@ -30,6 +30,7 @@ from softline.ops.inputs import (
     without_autocast,
 )
 from softline.ops.newton import NewtonStart, check_newton, newton_inverse, newton_iterate
+from softline.ops.soft_linear import soft_linear
 
 Inverse = Literal["newton", "cholesky", "pinv"]
 # eigenvalues below so many roundings of the largest count as 0
@@ -115,17 +116,15 @@ def soft_attention(
     """
     _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask, cells, v)
     check_option("impl", impl, get_args(Impl))
-    P, A = _kernels(q, landmarks, scale, key_mask, landmark_mask)
-    values = prepare(v, key_mask)
     if impl == "explicit":
+        P, A = _kernels(q, landmarks, scale, key_mask, landmark_mask)
         S = P.mT @ _pseudo_inverse(A, normalize, inverse, iterations, start, ridge, cells) @ P
-        return finish(S @ values, v.dtype, key_mask)
-    summary = P @ values  # [B, H, m, Dv]
-    if inverse == "cholesky":
-        summary = _cholesky_solve(A, summary, normalize, ridge, cells)
-    else:
-        summary = _pseudo_inverse(A, normalize, inverse, iterations, start, ridge, cells) @ summary
-    return finish(P.mT @ summary, v.dtype, key_mask)
+        return finish(S @ prepare(v, key_mask), v.dtype, key_mask)
+    scale = _scale(q, scale)
+    landmarks = prepare(landmarks, landmark_mask)
+    A = _landmark_kernel(landmarks, scale, landmark_mask)
+    inverted = _pseudo_inverse(A, normalize, inverse, iterations, start, ridge, cells)
+    return soft_linear(q, landmarks, v, inverted, scale, key_mask, landmark_mask)
 
 
 @without_autocast
@@ -142,8 +141,7 @@ def soft_residual(
     check_tensor("landmarks", landmarks)
     check_mask("landmark_mask", landmark_mask, landmarks.shape[0], landmarks.shape[2], landmarks.device)
     check_inverse("newton", iterations, start, ridge)
-    scale = landmarks.shape[-1] ** -0.5 if scale is None else scale
-    A = _landmark_kernel(prepare(landmarks, landmark_mask), scale, landmark_mask)
+    A = _landmark_kernel(prepare(landmarks, landmark_mask), _scale(landmarks, scale), landmark_mask)
     return newton_inverse(_add_ridge(A, ridge), iterations=iterations, start=start).residual
 
 
@@ -151,11 +149,16 @@ def _kernels(
     q: Tensor, landmarks: Tensor, scale: float | None, key_mask: Tensor | None, landmark_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """P [B, H, m, N] and A [B, H, m, m]; a masked token is a zero column of P, a masked landmark a unit row of A."""
+    scale = _scale(q, scale)
+    q, landmarks = prepare(q, key_mask), prepare(landmarks, landmark_mask)
+    P = gaussian_kernel(q, landmarks, scale=scale, mask=landmark_mask).mT
+    return hide_pairs(P, landmark_mask, key_mask), _landmark_kernel(landmarks, scale, landmark_mask)
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     check_number("scale", scale, 0)
-    q, landmarks = prepare(q, key_mask), prepare(landmarks, landmark_mask)
-    P = hide_pairs(gaussian_kernel(landmarks, q, scale=scale, mask=key_mask), landmark_mask, key_mask)
-    return P, _landmark_kernel(landmarks, scale, landmark_mask)
+    return scale
 
 
 def _landmark_kernel(landmarks: Tensor, scale: float, landmark_mask: Tensor | None) -> Tensor:
@@ -190,15 +193,6 @@ def _pseudo_inverse(
         return inverted
     root = _degree(A, cells).rsqrt()
     return root * inverted * root.mT
-
-
-def _cholesky_solve(A: Tensor, summary: Tensor, normalize: bool, ridge: float, cells: Tensor | None) -> Tensor:
-    """The pseudo-inverse times ``summary`` [B, H, m, Dv] without forming the inverse."""
-    factor = torch.linalg.cholesky(_add_ridge(A, ridge))
-    if not normalize:
-        return torch.cholesky_solve(summary, factor)
-    root = _degree(A, cells).rsqrt()
-    return root * torch.cholesky_solve(root * summary, factor)
 
 
 def _add_ridge(A: Tensor, ridge: float) -> Tensor:
