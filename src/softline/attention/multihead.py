@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from softline.layers.grid import GridSize, check_grid
+from softline.ops.chunks import may_overwrite
 from softline.ops.inputs import check_mask, hide, narrow, saturate, widen
 
 
@@ -72,7 +73,10 @@ class MultiHeadAttention(nn.Module):
         context: tokens [B, N, C] that the local term takes instead of x (their mean predicts InLine's kernels).
         """
         x, q, k, v = self._project(x, grid_size, key_mask)
-        attended = self.operator.attention(**self.core(q, k, grid_size, key_mask), v=v, key_mask=key_mask)
+        inputs = self.core(q, k, grid_size, key_mask)
+        del q, k  # what the core made of them may be all that is needed from here
+        attended = self.operator.attention(**inputs, v=v, key_mask=key_mask)
+        del inputs
         return self._finish(attended, _context(context, x, key_mask), v, grid_size, key_mask)
 
     def weights(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
@@ -130,7 +134,9 @@ class MultiHeadAttention(nn.Module):
 
     def _finish(self, attended: Tensor, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> Tensor:
         if self.local is not None:
-            attended = attended + self.local(x, v, grid_size, key_mask)
+            # this way round, because the local term has heads side by side, as the projection reads them
+            local = self.local(x, v, grid_size, key_mask)
+            attended = local.add_(attended) if may_overwrite() else local + attended
         attended = saturate(attended, attended.dtype)
         out = self.proj(attended.transpose(1, 2).flatten(2))
         out = saturate(out, out.dtype)

@@ -33,13 +33,14 @@ class SoftCore(nn.Module):
         self.options = options
 
     def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
-        q = q * q.shape[-1] ** -0.25
         prefix = self.num_prefix_tokens
         spatial_mask = None if key_mask is None else key_mask[:, prefix:]
         landmarks, landmark_mask = self.landmarks(q[:, :, prefix:], grid_size, spatial_mask)
         cells = cast(LandmarkPlan, self.landmarks.plan).cells_each(grid_size, spatial_mask, q.device)
+        # |D^(-1/4) q - l|^2 = D^(-1/2) |q - D^(1/4) l|^2: the few landmarks are scaled, not the many queries
+        landmarks = landmarks * q.shape[-1] ** 0.25
         given = {"q": q, "landmarks": landmarks, "landmark_mask": landmark_mask, "cells": cells}
-        return {**given, "scale": 1.0, **self.options}
+        return {**given, **self.options}
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -73,7 +74,9 @@ def soft(
     check_inverse(inverse, iterations, start, ridge)
     check_option("impl", impl, get_args(Impl))
     head_dim = dim // num_heads
-    landmarks = create_landmarks(sampling, head_dim, ratio=ratio, max_landmarks=max_landmarks)
+    landmarks = create_landmarks(
+        sampling, head_dim, ratio=ratio, max_landmarks=max_landmarks, scale=head_dim**-0.25
+    )
     core = SoftCore(
         landmarks,
         num_prefix_tokens=num_prefix_tokens,

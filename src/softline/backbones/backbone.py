@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from softline.attention import ATTENTIONS, create_attention
 from softline.attention.registry import option_names
 from softline.layers.embed import PositionEmbed
-from softline.layers.grid import GridSize, as_pair
+from softline.layers.grid import GridSize, as_pair, token_map
 from softline.ops.inputs import check_integer, check_option
 
 GlobalPool = Literal["avg", "token", ""]
@@ -159,7 +159,7 @@ class Backbone(nn.Module):
                 out = self.norm(x) if norm and index == self.num_stages - 1 else x
                 prefix = self.stages[index].num_prefix_tokens
                 grid_tokens = out[:, prefix:]
-                out_map = _as_map(grid_tokens, grid_size) if output_fmt == "NCHW" else grid_tokens
+                out_map = token_map(grid_tokens, grid_size).contiguous() if output_fmt == "NCHW" else grid_tokens
                 intermediates.append((out_map, out[:, :prefix]) if return_prefix_tokens and prefix else out_map)
         if intermediates_only:
             return intermediates
@@ -230,7 +230,7 @@ class Backbone(nn.Module):
         """Through one stage; images before the first, tokens and their grid between stages."""
         stage = self.stages[index]
         if grid_size is not None and stage.embed is not None:
-            x = _as_map(x[:, self.stages[index - 1].num_prefix_tokens :], grid_size)
+            x = token_map(x[:, self.stages[index - 1].num_prefix_tokens :], grid_size)
         return stage(x, grid_size)
 
     def _check(self, x: Tensor) -> None:
@@ -382,11 +382,6 @@ def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
     total = sum(depths)
     rates = iter([rate * index / max(total - 1, 1) for index in range(total)])
     return [[next(rates) for _ in range(depth)] for depth in depths]
-
-
-def _as_map(tokens: Tensor, grid_size: GridSize) -> Tensor:
-    """[B, H*W, C] -> [B, C, H, W]."""
-    return tokens.mT.unflatten(-1, grid_size).contiguous()
 
 
 def _init_linear(module: nn.Module) -> None:

@@ -1,9 +1,10 @@
 """Transformer blocks ``(x [B, N, C], grid_size) -> [B, N, C]`` around a given attention."""
 
-from timm.layers import DropPath, GELUTanh, Mlp
+from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from softline.layers.grid import GridSize
+from softline.layers.tokenwise import TanhGELU, for_each_token
 
 
 class PreNormBlock(nn.Module):
@@ -33,6 +34,9 @@ class PreNormBlock(nn.Module):
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
         context = {"context": x} if self.pass_context else {}
         x = x + self.drop_path(self.attn(self.norm1(x), grid_size, **context))
+        return for_each_token(self._rest, x, width=self.mlp.fc1.out_features, training=self.training)
+
+    def _rest(self, x: Tensor) -> Tensor:
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
@@ -43,10 +47,14 @@ class PostNormBlock(nn.Module):
         super().__init__()
         self.attn = attention
         self.norm1 = nn.LayerNorm(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=GELUTanh)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=TanhGELU)
         self.norm2 = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
-        x = self.norm1(x + self.dropout(self.attn(x, grid_size)))
+        attended = self.attn(x, grid_size)
+        return for_each_token(self._rest, x, attended, width=self.mlp.fc1.out_features, training=self.training)
+
+    def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = self.norm1(x + self.dropout(attended))
         return self.norm2(x + self.dropout(self.mlp(x)))

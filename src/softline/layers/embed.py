@@ -6,8 +6,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from softline.layers.grid import GridSize
+from softline.layers.grid import GridSize, map_tokens
+from softline.ops.chunks import may_overwrite
 from softline.ops.inputs import check_integer, widen
 
 
@@ -19,6 +21,11 @@ def pad_to_whole(maps: Tensor, patch: int) -> Tensor:
     # torch.compile cannot trace the remainder of a negative size: not -width % patch
     below, right = ((side + patch - 1) // patch * patch - side for side in (height, width))
     return F.pad(maps, (0, right, 0, below))
+
+
+def channels_last(maps: Tensor) -> Tensor:
+    """Maps as convolutions run fastest, and whose tokens need no copy."""
+    return maps.contiguous(memory_format=torch.channels_last)
 
 
 class PatchEmbed(nn.Module):
@@ -44,8 +51,8 @@ class PatchEmbed(nn.Module):
         self.stride = stride
 
     def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
-        maps = self.proj(pad_to_whole(maps, self.stride))
-        return self.norm(maps.flatten(2).mT), (maps.shape[2], maps.shape[3])
+        maps = self.proj(channels_last(pad_to_whole(maps, self.stride)))
+        return self.norm(map_tokens(maps)), (maps.shape[2], maps.shape[3])
 
 
 class ConvEmbed(nn.Module):
@@ -64,14 +71,26 @@ class ConvEmbed(nn.Module):
         for before, width, stride in zip([in_chans, *widths], widths, strides, strict=False):
             kernel, padding = (3, 1) if overlap else (stride, 0)
             layers += [nn.Conv2d(before, width, kernel, stride=stride, padding=padding), nn.BatchNorm2d(width)]
-            layers += [nn.ReLU()]
+            layers += [nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*layers)
         self.whole_patches = 1 if overlap else strides[0]
 
     def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
-        maps = pad_to_whole(maps, self.whole_patches)
-        maps = self.layers(maps)
-        return maps.flatten(2).mT, (maps.shape[2], maps.shape[3])
+        maps = channels_last(pad_to_whole(maps, self.whole_patches))
+        for conv, norm, act in zip(self.layers[::3], self.layers[1::3], self.layers[2::3], strict=True):
+            maps = act(_conv_and_norm(maps, conv, norm))
+        return map_tokens(maps), (maps.shape[2], maps.shape[3])
+
+
+def _conv_and_norm(maps: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
+    """norm(conv(maps)); in one step where the norm is a fixed affine map and no gradient is wanted."""
+    if norm.training or type(norm) is not nn.BatchNorm2d or not isinstance(conv, nn.Conv2d) or not may_overwrite():
+        out: Tensor = norm(conv(maps))
+        return out
+    weight, bias = fuse_conv_bn_weights(
+        conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    )
+    return F.conv2d(maps, weight, bias, conv.stride, conv.padding)
 
 
 class PositionEmbed(nn.Module):

@@ -34,14 +34,26 @@ def check_grid(tokens: int, grid_size: GridSize, num_prefix_tokens: int) -> None
 
 
 def spatial_map(x: Tensor, grid_size: GridSize, num_prefix_tokens: int = 0) -> Tensor:
-    """Heads side by side as channels, prefix tokens left out: [B, H, N, D] -> [B, H * D, height, width]."""
-    x = x[:, :, num_prefix_tokens:]
-    return x.transpose(2, 3).flatten(1, 2).unflatten(-1, grid_size)
+    """Heads side by side as channels, prefix tokens left out: [B, H, N, D] -> [B, H * D, height, width].
+
+    Channels are last in memory, as tokens have them and as convolutions run fastest on a CPU.
+    """
+    return token_map(x[:, :, num_prefix_tokens:].transpose(1, 2).flatten(2), grid_size)
+
+
+def token_map(x: Tensor, grid_size: GridSize) -> Tensor:
+    """Tokens [B, H*W, C] as maps [B, C, H, W] with channels last in memory: no copy."""
+    return x.unflatten(1, grid_size).permute(0, 3, 1, 2)
+
+
+def map_tokens(x: Tensor) -> Tensor:
+    """Maps [B, C, H, W] as tokens [B, H*W, C]: no copy if channels are last in memory."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def spatial_tokens(x: Tensor, num_heads: int, num_prefix_tokens: int = 0) -> Tensor:
     """The inverse of `spatial_map`, with zeros for the prefix tokens: [B, C, height, width] -> [B, H, N, D]."""
-    x = x.flatten(2).unflatten(1, (num_heads, -1)).transpose(2, 3)
+    x = map_tokens(x).unflatten(-1, (num_heads, -1)).transpose(1, 2)
     return F.pad(x, (0, 0, num_prefix_tokens, 0)) if num_prefix_tokens else x
 
 

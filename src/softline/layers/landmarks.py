@@ -25,7 +25,12 @@ Count = TypeVar("Count", int, Tensor)
 
 
 def create_landmarks(
-    sampling: Sampling, head_dim: int, *, ratio: int | GridSize = 1, max_landmarks: int | GridSize | None = 7
+    sampling: Sampling,
+    head_dim: int,
+    *,
+    ratio: int | GridSize = 1,
+    max_landmarks: int | GridSize | None = 7,
+    scale: float = 1.0,
 ) -> nn.Module:
     """A module ``(q, grid_size, key_mask=None) -> landmarks, landmark_mask``: [B, H, height*width, D] -> [B, H, m, D].
 
@@ -34,16 +39,17 @@ def create_landmarks(
         "biased": the first tokens.
     ratio: side of a cell in tokens, or (rows, columns).
     max_landmarks: most rows and columns of the landmark grid, an int for both; None is the paper's fixed ratio.
+    scale: the landmarks are those of scale * q, which need not be computed.
 
     The landmark mask is bool [B, m], None without a key mask.
     """
     check_option("sampling", sampling, get_args(Sampling))
     plan = LandmarkPlan(ratio, max_landmarks)
     if sampling == "conv":
-        return ConvLandmarks(head_dim, plan)
+        return ConvLandmarks(head_dim, plan, scale)
     if sampling == "avgpool":
-        return PooledLandmarks(plan)
-    return TokenLandmarks(plan, random=sampling == "random")
+        return PooledLandmarks(plan, scale)
+    return TokenLandmarks(plan, scale, random=sampling == "random")
 
 
 class LandmarkPlan:
@@ -110,7 +116,7 @@ class LandmarkPlan:
 
     @without_autocast
     def means(self, sums: Tensor, counts: Tensor | None, grid_size: GridSize, real: Tensor | None) -> Landmarks:
-        """From sums and counts of the cells to means of the bins, in float32.
+        """From sums and counts of the cells to means of the bins [B, C, landmark rows, landmark columns], in float32.
 
         sums: [B, C, rows, columns]; counts: [B or 1, rows, columns], None where each cell counts as one.
         real: real tokens [B, height, width], None where all are.
@@ -123,24 +129,30 @@ class LandmarkPlan:
         extents = (None, None) if real is None else _extents(real)
         rows, columns = (self.bins(grid_size[axis], extents[axis], axis, sums.device).to(sums.dtype) for axis in (0, 1))
         counts = rows @ counts @ columns.mT  # [B or 1, landmark rows, landmark columns]
-        sums = rows[:, None] @ sums @ columns[:, None].mT
-        return sums / counts.clamp(min=1)[:, None], None if real is None else counts.flatten(1) > 0
+        # with channels last: two products of a few large matrices rather than of many small ones
+        sums = rows @ sums.permute(0, 2, 3, 1).flatten(2)  # [B, landmark rows, columns * C]
+        sums = columns[:, None] @ sums.unflatten(-1, (columns.shape[-1], -1))  # [B, landmark rows, landmark columns, C]
+        means = sums.permute(0, 3, 1, 2) / counts.clamp(min=1)[:, None]
+        return means, None if real is None else counts.flatten(1) > 0
 
 
 class ConvLandmarks(nn.Module):
     """Convolution over cells, mean over the cells of a bin, LayerNorm, GELU."""
 
-    def __init__(self, head_dim: int, plan: LandmarkPlan) -> None:
+    def __init__(self, head_dim: int, plan: LandmarkPlan, scale: float = 1.0) -> None:
         super().__init__()
         self.plan = plan
+        self.scale = scale
         self.conv = nn.Conv2d(head_dim, head_dim, plan.ratio, stride=plan.ratio, bias=False)
         self.norm = nn.LayerNorm(head_dim)
 
     def forward(self, q: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Landmarks:
         self.plan.check(grid_size)
         maps = self.plan.whole_cells(spatial_map(hide(q, key_mask), grid_size))
-        maps = maps.unflatten(1, (q.shape[1], -1)).flatten(0, 1)  # [B H, D, height, width]
-        cells = self.conv(maps).unflatten(0, q.shape[:2]).flatten(1, 2)  # [B, H D, rows, columns]
+        heads = q.shape[1]
+        # heads are groups with the same weights: they need not be moved into the batch
+        weight = (self.scale * self.conv.weight).repeat(heads, 1, 1, 1)
+        cells = F.conv2d(maps, weight, stride=self.plan.ratio, groups=heads)  # [B, H D, rows, columns]
         real = filled = None
         if key_mask is not None:
             real = key_mask.unflatten(-1, grid_size)
@@ -159,9 +171,10 @@ class ConvLandmarks(nn.Module):
 class PooledLandmarks(nn.Module):
     """Mean of the real tokens of each bin."""
 
-    def __init__(self, plan: LandmarkPlan) -> None:
+    def __init__(self, plan: LandmarkPlan, scale: float = 1.0) -> None:
         super().__init__()
         self.plan = plan
+        self.scale = scale
 
     def forward(self, q: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Landmarks:
         self.plan.check(grid_size)
@@ -169,7 +182,7 @@ class PooledLandmarks(nn.Module):
         real = None if key_mask is None else key_mask.unflatten(-1, grid_size)
         tokens = sums.new_ones(1, *grid_size) if real is None else real.to(sums.dtype)
         means, mask = self.plan.means(sums, self._cell_sums(tokens)[:, 0], grid_size, real)
-        return spatial_tokens(means, q.shape[1]).to(q.dtype), mask
+        return self.scale * spatial_tokens(means, q.shape[1]).to(q.dtype), mask
 
     def _cell_sums(self, maps: Tensor) -> Tensor:
         height, width = self.plan.ratio
@@ -184,9 +197,10 @@ class PooledLandmarks(nn.Module):
 class TokenLandmarks(nn.Module):
     """A subset of the tokens: at random, or the first ones."""
 
-    def __init__(self, plan: LandmarkPlan, *, random: bool) -> None:
+    def __init__(self, plan: LandmarkPlan, scale: float = 1.0, *, random: bool) -> None:
         super().__init__()
         self.plan = plan
+        self.scale = scale
         self.random = random
 
     def forward(self, q: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Landmarks:
@@ -194,12 +208,12 @@ class TokenLandmarks(nn.Module):
         most = self.plan.landmarks(grid_size[0], 0) * self.plan.landmarks(grid_size[1], 1)
         turn = self._turn(grid_size, q.device).expand(q.shape[0], -1)  # [B, N]
         if key_mask is None:
-            return _select(q, turn.argsort(stable=True, dim=-1)[:, :most]), None
+            return self.scale * _select(q, turn.argsort(stable=True, dim=-1)[:, :most]), None
         turn = turn.masked_fill(~key_mask, torch.iinfo(turn.dtype).max)
         rows, columns = _extents(key_mask.unflatten(-1, grid_size))
         count = self.plan.landmarks_of(rows, 0) * self.plan.landmarks_of(columns, 1)
         mask = torch.arange(most, device=q.device) < torch.minimum(count, key_mask.sum(-1))[:, None]
-        return hide(_select(q, turn.argsort(stable=True, dim=-1)[:, :most]), mask), mask
+        return hide(self.scale * _select(q, turn.argsort(stable=True, dim=-1)[:, :most]), mask), mask
 
     def _turn(self, grid_size: GridSize, device: torch.device) -> Tensor:
         """When each token is chosen, the lowest first [N]."""

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softline.layers.grid import GridSize, mean_token, spatial_map, spatial_tokens
+from softline.ops.chunks import is_traced
 from softline.ops.inputs import check_integer, narrow, widen, without_autocast
 
 
@@ -31,8 +32,16 @@ class LocalResidual(nn.Module):
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         mean = mean_token(x, key_mask).to(x.dtype)[..., None]  # [B, C, 1]
         kernels = self.kernel(F.gelu(self.hidden(mean)))  # [B, 9 C, 1]
-        values = spatial_map(v, grid_size, self.num_prefix_tokens)
+        values = _value_map(v, grid_size, self.num_prefix_tokens)
         return spatial_tokens(_convolve_each(values, kernels), self.num_heads, self.num_prefix_tokens)
+
+
+def _value_map(v: Tensor, grid_size: GridSize, num_prefix_tokens: int) -> Tensor:
+    """The values [B, H, N, D] as maps [B, C, height, width] to be convolved."""
+    values = spatial_map(v, grid_size, num_prefix_tokens)
+    # values lie between queries and keys: without gaps the convolution is faster. Where a gradient is wanted it would
+    # keep the copy, so there it may copy by itself
+    return values if torch.is_grad_enabled() else values.contiguous(memory_format=torch.channels_last)
 
 
 @without_autocast
@@ -40,10 +49,30 @@ def _convolve_each(values: Tensor, kernels: Tensor) -> Tensor:
     """Every channel of every sample [B, C, H, W] by its own 3x3 kernel [B, 9 C, 1], summed in float32."""
     if values.shape[0] == 0:
         return values  # torch convolves no empty group
-    planes = widen(values).flatten(0, 1).unsqueeze(0)  # [1, B C, H, W]
-    weight = widen(kernels).reshape(-1, 1, 3, 3)
-    out = F.conv2d(planes, weight, padding=1, groups=planes.shape[1])
-    return narrow(out.reshape(values.shape), values.dtype)
+    planes, weight = widen(values), widen(kernels).reshape(-1, 1, 3, 3)
+    out = _shifted_sum(planes, weight) if is_traced() else _grouped_convolution(planes, weight)
+    return narrow(out, values.dtype)
+
+
+def _shifted_sum(planes: Tensor, weight: Tensor) -> Tensor:
+    """The definition: nine shifted maps, each times its weight; a compiler makes one loop of it."""
+    batch, channels, height, width = planes.shape
+    weight = weight.reshape(batch, channels, 9, 1, 1)
+    padded = F.pad(planes, (1, 1, 1, 1))
+    shifted = [padded[..., row : row + height, column : column + width] for row in range(3) for column in range(3)]
+    return reduce(torch.add, [weight[:, :, place] * maps for place, maps in enumerate(shifted)])
+
+
+def _grouped_convolution(planes: Tensor, weight: Tensor) -> Tensor:
+    """Channels of several samples side by side, one group each: one sample at a time on a CPU, which is as fast and
+    leaves channels last in memory, all at once elsewhere."""
+    batch, channels, height, width = planes.shape
+    each = 1 if planes.device.type == "cpu" else batch
+    parts = [
+        F.conv2d(some.reshape(1, -1, height, width), kernels, padding=1, groups=some.shape[0] * channels)
+        for some, kernels in zip(planes.split(each), weight.split(each * channels), strict=True)
+    ]
+    return torch.cat([part.reshape(-1, channels, height, width) for part in parts])
 
 
 class ValueConv(nn.Module):
@@ -78,7 +107,7 @@ class ValueConv(nn.Module):
         )
 
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
-        values = spatial_map(v, grid_size, self.num_prefix_tokens)
+        values = _value_map(v, grid_size, self.num_prefix_tokens)
         bias = None if self.conv.bias is None else self._spread(self.conv.bias)
         out = F.conv2d(values, self._spread(self.conv.weight), bias, padding=self.conv.padding, groups=values.shape[1])
         return spatial_tokens(out, self.num_heads, self.num_prefix_tokens)
