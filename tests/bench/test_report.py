@@ -70,9 +70,7 @@ def comparison(*rows, title="A look", seeds=1):
 def scaling(softpp=(4.0, 20.0)):
     times = {"softmax": (2.0, 400.0), "softpp": softpp, "inline": (1.0, 10.0)}
     return [
-        ScalingRow(
-            size, tokens, name, times[name][index], macs=tokens**2, peak_bytes=2**20, output_mean=0, output_std=1
-        )
+        ScalingRow(size, tokens, name, times[name][index], macs=tokens**2, peak_bytes=2**20)
         for index, (size, tokens) in enumerate([(224, 784), (896, 12_544)])
         for name in times
     ]

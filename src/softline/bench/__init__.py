@@ -1,6 +1,27 @@
-"""Measure what attentions cost: counted operations and bytes, and time on this machine."""
+"""Measure what attentions and models cost: counted operations and bytes, time and memory on this machine."""
 
+from softline.bench.cases import LayerCase, ModelCase, OperatorCase, Setting, VitCase, parse_model
 from softline.bench.cost import count_macs, peak_bytes
-from softline.bench.scaling import ScalingRow, growth_exponent, measure_scaling
+from softline.bench.growth import growth_exponent, growths
+from softline.bench.measure import Group, Row, measure
+from softline.bench.memory import ProcessMeter
+from softline.bench.scaling import ScalingRow, measure_scaling
 
-__all__ = ["ScalingRow", "count_macs", "growth_exponent", "measure_scaling", "peak_bytes"]
+__all__ = [
+    "Group",
+    "LayerCase",
+    "ModelCase",
+    "OperatorCase",
+    "ProcessMeter",
+    "Row",
+    "ScalingRow",
+    "Setting",
+    "VitCase",
+    "count_macs",
+    "growth_exponent",
+    "growths",
+    "measure",
+    "measure_scaling",
+    "parse_model",
+    "peak_bytes",
+]

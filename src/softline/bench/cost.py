@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Callable
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,3 +26,13 @@ def peak_bytes(run: Callable[[], object]) -> int:
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
     return max(itertools.accumulate(changes), default=0)
+
+
+def cuda_peak_bytes(run: Callable[[], object]) -> int:
+    """Most bytes of CUDA tensors that ``run`` holds at once, beyond what existed before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated() - before)

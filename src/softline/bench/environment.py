@@ -2,23 +2,58 @@
 
 import os
 import platform
+import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import timm
 import torch
 
 import softline
 
 
-def environment() -> dict[str, str | int]:
-    """Versions, processor and threads, to be stored beside every result."""
+def environment() -> dict[str, str | int | bool | None]:
+    """Versions, processor, threads, commit and date, to be stored beside every result."""
     return {
         "softline": softline.__version__,
+        "commit": commit_of(Path(softline.__file__).parent),
         "torch": torch.__version__,
+        "timm": timm.__version__,
         "python": platform.python_version(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
+        "native_bfloat16": native_bfloat16(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def native_bfloat16() -> bool | None:
+    """Whether the processor computes in bfloat16 rather than emulating it; None if torch does not tell."""
+    # torch names it as private, and builds without oneDNN lack it
+    ask: Any = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return None if ask is None else bool(ask())
+
+
+def commit_of(directory: Path) -> str | None:
+    """The commit that git has checked out here, "+changes" if files differ from it; None for an installed package."""
+    # an installed package may lie inside somebody else's checkout, which does not track it
+    if not _git(directory, "ls-files", "--", "."):
+        return None
+    commit = _git(directory, "rev-parse", "--short=12", "HEAD")
+    if commit is None:
+        return None
+    return commit + ("+changes" if _git(directory, "status", "--porcelain", "--", ".") else "")
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=False)
+    except OSError:
+        # git is not installed
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _cpu_name() -> str:

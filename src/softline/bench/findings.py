@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from softline.bench.compare import Row
 from softline.bench.figure import LABELS
+from softline.bench.growth import growth_exponent
 from softline.bench.heatmaps import Example
-from softline.bench.scaling import ScalingRow, growth_exponent
+from softline.bench.scaling import ScalingRow
 
 
 def label_of(name: str) -> str:

@@ -1,6 +1,6 @@
 """What models of several recipes cost: counted sizes and operations, measured memory and speed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softline.bench.cost import count_macs, peak_bytes
+from softline.bench.cost import count_macs, cuda_peak_bytes, peak_bytes
 from softline.bench.turns import take_turns
 from softline.engine.build import build_model, image_settings
 from softline.engine.recipe import ClassificationRecipe
@@ -40,8 +40,8 @@ def measure_costs(
             parameters=sum(parameter.numel() for parameter in probe.model.parameters()),
             macs=probe.macs(),
             peak_bytes=probe.peak_bytes() // probe.batch,
-            train_per_second=probe.batch / train[name],
-            infer_per_second=probe.batch / infer[name],
+            train_per_second=probe.batch / train[name].median,
+            infer_per_second=probe.batch / infer[name].median,
         )
         for name, probe in probes.items()
     }
@@ -81,7 +81,7 @@ class Probe:
             return count_macs(lambda: self.model(self.images[:1]))
 
     def peak_bytes(self) -> int:
-        return _cuda_peak_bytes(self.train) if self.device.type == "cuda" else peak_bytes(self.train)
+        return cuda_peak_bytes(self.train) if self.device.type == "cuda" else peak_bytes(self.train)
 
     def wait(self) -> None:
         if self.device.type == "cuda":
@@ -89,12 +89,3 @@ class Probe:
 
     def _autocast(self) -> AbstractContextManager[object]:
         return nullcontext() if self.precision is None else torch.autocast(self.device.type, self.precision)
-
-
-def _cuda_peak_bytes(run: Callable[[], object]) -> int:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated() - before)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest and not getattr(options, "takes_overrides", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.overrides = rest
+    options.command_line = shlex.join(["softline", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         code = options.run(options)
     except BrokenPipeError:

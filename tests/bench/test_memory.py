@@ -1,0 +1,45 @@
+"""Processes that measure memory: each costs seconds, so a few tests ask much."""
+
+import sys
+
+import pytest
+
+from softline.bench import LayerCase, OperatorCase, Setting
+from softline.bench.failures import OUT_OF_MEMORY
+from softline.bench.memory import ProcessMeter, available_memory, in_process
+from tests.bench.allocating import allocate, be_killed, leave
+
+MIB = 2**20
+linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems neither reset a peak nor limit a process")
+
+
+@linux
+def test_a_process_sees_what_is_held_at_once():
+    memory = in_process(allocate, 64)
+    assert memory.peak_bytes / MIB == pytest.approx(64, abs=2)
+    assert memory.process_bytes > memory.peak_bytes
+
+
+def test_a_process_that_dies_is_a_failure():
+    assert in_process(be_killed) == OUT_OF_MEMORY
+    assert in_process(leave) == "the process ended unexpectedly (exit code 3)"
+
+
+@linux
+def test_memory_of_cases_and_of_what_does_not_fit():
+    meter = ProcessMeter(limit=256 * MIB, threads=1)
+    # 16 heads of 4096 x 4096 weights are 1 GiB
+    assert meter(OperatorCase("softmax-math"), 4096, "infer", Setting()) == OUT_OF_MEMORY
+    # the result and a state, of 16 x 4096 x 32 numbers: 8 MiB
+    fits = meter(OperatorCase("inline"), 4096, "infer", Setting())
+    assert 8 <= fits.peak_bytes / MIB < 64
+
+
+def test_a_failure_in_a_process_is_told_in_one_line():
+    message = ProcessMeter(None, 1)(LayerCase("inline", dim=65), 32, "infer", Setting())
+    assert message.startswith("dim (65) must be divisible by num_heads (2)")
+
+
+def test_available_memory_is_known_on_linux():
+    available = available_memory()
+    assert available is None or available > 100 * MIB

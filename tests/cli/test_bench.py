@@ -1,0 +1,145 @@
+import json
+
+import pytest
+
+from softline import __version__
+from softline.bench.failures import OUT_OF_MEMORY
+from softline.bench.memory import Memory, ProcessMeter
+from softline.cli import bench, main
+
+LAYERS = ["bench", "layers", "--sizes", "64,32", "--rounds", "1"]
+
+
+@pytest.fixture
+def small_memory(monkeypatch):
+    """Measured memory without processes: softmax is out of memory at 64 pixels, and quadratic before."""
+
+    def measure(self, case, size, mode, setting):
+        tokens = case.tokens(size)
+        if "softmax" in case.name and size == 64:
+            return OUT_OF_MEMORY
+        return Memory(tokens**2 if "softmax" in case.name else 1000 * tokens, 2**30)
+
+    monkeypatch.setattr(ProcessMeter, "__call__", measure)
+
+
+def test_layers_print_a_table_and_write_json_and_a_figure(small_memory, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    paths = tmp_path / "rows.json", tmp_path / "figure.png"
+    assert main([*LAYERS, "--json", str(paths[0]), "--figure", str(paths[1]), "--threads", "1"]) == 0
+    printed = capsys.readouterr()
+    for expected in ("32x32, 16 tokens", "64x64", "softpp", "vs softmax", "GFLOP/s", "1.00x", "memory p", "1 thread,"):
+        assert expected in printed.out
+    assert f"64x64 softmax train: {OUT_OF_MEMORY}" in printed.err
+    written = json.loads(paths[0].read_text())
+    assert [row["case"] for row in written["rows"]] == ["softmax", "softpp", "inline"] * 4
+    assert [row["failure"] for row in written["rows"] if row["case"] == "softmax"] == [None, None] + [OUT_OF_MEMORY] * 2
+    assert written["environment"]["softline"] == __version__
+    assert written["environment"]["threads"] == 1
+    assert written["command"].startswith("softline bench layers --sizes 64,32")
+    assert written["finished"]
+    assert len(written["peaks"]) == 4
+    assert paths[1].read_bytes().startswith(b"\x89PNG")
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
+
+
+def test_ops_and_models_are_timed_without_memory(tmp_path, capsys):
+    out = tmp_path / "rows.json"
+    ops = ["bench", "ops", "--ops", "softmax,inline", "--tokens", "32", "--baseline", "inline", "--no-memory"]
+    assert main([*ops, "--rounds", "1", "--json", str(out)]) == 0
+    assert "vs inline" in capsys.readouterr().out
+    assert {row["mode"] for row in json.loads(out.read_text())["rows"]} == {"infer", "train"}
+    models = ["bench", "models", "inline_micro", "inline_micro:attention=softmax", "--sizes", "32", "--no-memory"]
+    assert main([*models, "--rounds", "1", "--dtype", "bfloat16", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["case"], row["mode"]) for row in rows] == [
+        ("inline_micro", "infer"),
+        ("inline_micro:attention=softmax", "infer"),
+    ]
+    assert all(row["milliseconds"] > 0 and row["peak_bytes"] is None for row in rows)
+
+
+def test_nothing_measured_is_an_error(capsys):
+    models = ["bench", "models", "inline_micro:no_such_option=1", "--sizes", "32", "--no-memory", "--rounds", "1"]
+    assert main(models) == 1
+    assert "no_such_option" in capsys.readouterr().out
+
+
+def test_memory_prints_slopes_and_says_which_is_smallest(small_memory, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    paths = tmp_path / "rows.json", tmp_path / "figure.png"
+    memory = ["bench", "memory", "--attentions", "softmax-math,inline", "--steps", "1,2,4"]
+    assert main([*memory, "--json", str(paths[0]), "--figure", str(paths[1])]) == 0
+    printed = capsys.readouterr().out
+    assert "smallest slopes [MiB per 1,000 tokens]: inline 1.0, softmax-math" in printed
+    fits = {growth["case"]: growth["memory"]["exponent"] for growth in json.loads(paths[0].read_text())["growth"]}
+    assert fits == {"softmax-math": pytest.approx(2), "inline": pytest.approx(1)}
+    assert paths[1].exists()
+
+
+def test_an_interruption_keeps_what_was_measured(monkeypatch, tmp_path, capsys):
+    def measure(self, case, size, mode, setting):
+        if size == 64:
+            raise KeyboardInterrupt
+        return Memory(2**20, 2**30)
+
+    monkeypatch.setattr(ProcessMeter, "__call__", measure)
+    out = tmp_path / "rows.json"
+    assert main([*LAYERS, "--mode", "infer", "--json", str(out)]) == 130
+    assert f"what was measured so far: {out}" in capsys.readouterr().err
+    written = json.loads(out.read_text())
+    assert [(row["size"], row["case"]) for row in written["rows"]] == [(32, n) for n in ("softmax", "softpp", "inline")]
+    assert all(row["milliseconds"] is not None for row in written["rows"])
+    assert not written["finished"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["layers", "--attentions", "softmax,inlin"], "got 'inlin'; did you mean 'inline'?"),
+        (["memory", "--attentions", "softmax-mat"], "did you mean 'softmax-math'?"),
+        (["ops", "--ops", "softmax,sofpp"], "got 'sofpp'; did you mean 'softpp'?"),
+        (["models", "softpp_tyny"], "did you mean softpp_tiny"),
+        (["models", "softpp_tiny", "softpp_tiny"], "names must be given and differ"),
+        (["layers", "--baseline", "hydra"], "baseline must be one of inline, softmax, softpp; got 'hydra'"),
+        (["layers", "--sizes", "4"], "image size must be at least one patch of 8 pixels, got 4"),
+        (["ops", "--tokens", "0"], "tokens must be at least 1, got 0"),
+        (["layers", "--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["layers", "--threads", "0"], "--threads must be at least 1, got 0"),
+        (["layers", "--memory-limit", "0"], "--memory-limit must be more than 0 GiB, got 0"),
+        (["layers", "--sizes", "32", "--json", "/no/such/place/rows.json"], "no such directory: /no/such/place"),
+    ],
+)
+def test_mistakes_end_in_a_message(arguments, message, capsys):
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["layers", "--sizes", "32,big"], "expected whole numbers separated by commas, got '32,big'"),
+        ([], "the following arguments are required: WHAT"),
+        (["models"], "the following arguments are required: MODEL"),
+    ],
+)
+def test_arguments_that_cannot_be_read_end_in_a_message(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", *arguments])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["ops", "layers", "models", "memory"])
+def test_help_is_printed(kind, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", kind, "--help"])
+    assert stop.value.code == 0
+    assert "--memory-limit" in capsys.readouterr().out
+
+
+def test_a_terminal_shows_one_line_that_changes(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    progress = bench.Progress(2)
+    progress.clear()
+    assert capsys.readouterr().err == "\r\x1b[K"
