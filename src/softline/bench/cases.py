@@ -3,6 +3,7 @@
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -311,7 +312,10 @@ class ModelCase:
         return size
 
     def build(self, size: int, setting: Setting) -> Subject:
-        model = build_model(ModelRecipe(name=self.model, options=self.options), 1000, size)
+        with warnings.catch_warnings():
+            # timm's own, while it resizes positions
+            warnings.filterwarnings("ignore", category=UserWarning)
+            model = build_model(ModelRecipe(name=self.model, options=self.options), 1000, size)
         # no gradient: nobody trains the images
         images = torch.randn(setting.batch, self.options.get("in_chans", 3), size, size)
         return Subject(model, (images,), model)

@@ -156,7 +156,9 @@ def _cost_legend(axis: Any, rows: Sequence[Row], colors: dict[str, str]) -> None
         parts = [] if growth is None else [("time", growth.time), ("memory", growth.memory)]
         exponents = ", ".join(f"{what} $N^{{{fit.exponent:.2f}}}$" for what, fit in parts if fit is not None)
         failed = any(row.failure is not None for row in rows if row.case == name)
-        text = _label(name) + (f": {exponents}" if exponents else "") + (" (x: failed)" if failed else "")
+        # the exponents of a long name go to a line of their own
+        gap = ": " if len(name) < 16 else "\n"
+        text = _label(name) + (" (x: failed)" if failed else "") + (f"{gap}{exponents}" if exponents else "")
         handles.append(Line2D([], [], color=colors[name], label=text, **_line_style(name)))
     legend = axis.legend(handles=handles, frameon=False, loc="center left", bbox_to_anchor=(-0.05, 0.5), fontsize=9)
     # longer than the layout expects, with free space at its right

@@ -243,13 +243,16 @@ def _results(options: argparse.Namespace, cases: Sequence[Case]) -> Results:
     return Results(options.kind, options.command_line, options.baseline or cases[0].name, shared, dict(environment()))
 
 
+def _machine(results: Results) -> str:
+    machine, shared = results.environment, results.options
+    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+    compiled = ", compiled" if shared["compile"] else ""
+    return f"{machine['cpu']}, {threads}, {shared['dtype']}, batch {shared['batch']}{compiled}"
+
+
 def _heading(results: Results) -> str:
     machine, shared = results.environment, results.options
-    count = machine["threads"]
-    lines = [
-        f"{machine['cpu']}, {count} thread{'s' if count > 1 else ''}, torch {machine['torch']}; {shared['dtype']}, "
-        f"batch {shared['batch']}{', compiled' if shared['compile'] else ''}"
-    ]
+    lines = [f"{_machine(results)}, torch {machine['torch']}"]
     if shared["dtype"] == "bfloat16" and shared["device"] == "cpu" and machine["native_bfloat16"] is False:
         lines.append("this processor emulates bfloat16: expect it to be slower than float32")
     return "\n".join(lines) + "\n"
@@ -342,8 +345,7 @@ def _finish(options: argparse.Namespace, results: Results) -> None:
 def _draw(options: argparse.Namespace, results: Results) -> None:
     from softline.bench.figure import plot_costs, plot_memory
 
-    machine = results.environment
-    on = f"{machine['cpu']}, {machine['threads']} threads, {options.dtype}, batch {options.batch}"
+    on = _machine(results)
     if options.kind == "memory" and options.mode != "both":
         plot_memory(results.rows, options.figure, title=f"12 layers, 384 channels, 12 heads, 49 landmarks; {on}")
     else:

@@ -60,16 +60,16 @@ def growth_text(growths: Sequence[Growth]) -> str:
     if not growths:
         return ""
     width = max(len(growth.case) for growth in growths) + 2
-    steps = "".join(f"{_step_name(step):>26}" for step in growths[0].steps)
+    steps = [_step_name(step) for step in growths[0].steps]
     lines = [
         "cost grows as tokens^p (1 linear, 2 quadratic), fitted from a sixteenth of the largest size on;",
         "steps between sizes multiply time / memory by:",
-        f"  {'':<{width}}{'':<7}{'time p':>8}{'memory p':>10}{steps}",
+        f"  {'':<{width}}{'':<7}{'time p':>8}{'memory p':>10}" + "".join(f"   {name:>17}" for name in steps),
     ]
     for growth in growths:
+        cells = [f"{_step_cell(step):>{max(len(name), 17)}}" for step, name in zip(growth.steps, steps, strict=True)]
         powers = f"{_power(growth.time):>8}{_power(growth.memory):>10}"
-        ratios = "".join(f"{_step_cell(step):>26}" for step in growth.steps)
-        lines.append(f"  {growth.case:<{width}}{growth.mode:<7}{powers}{ratios}".rstrip())
+        lines.append(f"  {growth.case:<{width}}{growth.mode:<7}{powers}" + "".join(f"   {cell}" for cell in cells))
     return "\n".join(lines)
 
 

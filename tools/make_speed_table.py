@@ -1,0 +1,156 @@
+"""Write README's tables of speed, growth and memory from benchmarks/results.
+
+A block of README.md between ``<!-- speed: NAME TABLE -->`` and ``<!-- /speed -->`` becomes the table of the newest
+``benchmarks/results/YYYY-MM-DD-NAME.json``, which `softline bench --json` wrote. TABLE is one of
+
+    time     milliseconds and how many times as fast as the baseline (what is shown unless a TABLE is named)
+    growth   fitted exponents and what each step to the next size multiplies
+    memory   peak MiB of each size, its slope and exponent
+
+With --check nothing is written: the exit code is 1 if a table is not what its results say.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+DATED = re.compile(r"\d{4}-\d\d-\d\d-(?P<name>.+)\.json")
+BLOCK = re.compile(r"(<!-- speed: (?P<name>\S+)(?: (?P<table>\S+))? -->\n).*?(<!-- /speed -->)", flags=re.DOTALL)
+MIB = 2**20
+
+
+def newest(results: Path) -> dict[str, Path]:
+    """The latest file of each name."""
+    found = [(match["name"], path) for path in sorted(results.glob("*.json")) if (match := DATED.fullmatch(path.name))]
+    return dict(found)
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+
+
+def columns_of(content: dict[str, Any]) -> dict[tuple[int, str], str]:
+    """Sizes and modes with their headings."""
+    modes = {row["mode"] for row in content["rows"]}
+    return {
+        (row["size"], row["mode"]): row["label"] + (f", {row['mode']}" if len(modes) > 1 else "")
+        for row in content["rows"]
+    }
+
+
+def row_lines(content: dict[str, Any], cell: Callable[[dict[str, Any]], str]) -> list[list[str]]:
+    """A line for each case, a cell for each size and mode."""
+    cells = {(row["case"], row["size"], row["mode"]): row for row in content["rows"]}
+    names = dict.fromkeys(row["case"] for row in content["rows"])
+    empty = ""
+    return [
+        [f"`{name}`", *(cell(cells[name, *key]) if (name, *key) in cells else empty for key in columns_of(content))]
+        for name in names
+    ]
+
+
+def time_table(content: dict[str, Any]) -> str:
+    def cell(row: dict[str, Any]) -> str:
+        if row["milliseconds"] is None:
+            return row["failure"] or "-"
+        faster = row["case"] != content["baseline"] and row["speedup"] is not None
+        return f"{significant(row['milliseconds'])} ms" + (f" ({significant(row['speedup'])}x)" if faster else "")
+
+    return markdown(["", *columns_of(content).values()], row_lines(content, cell))
+
+
+def memory_table(content: dict[str, Any]) -> str:
+    def cell(row: dict[str, Any]) -> str:
+        return row["failure"] or "-" if row["peak_bytes"] is None else significant(row["peak_bytes"] / MIB)
+
+    lines = row_lines(content, cell)
+    growths = {f"`{growth['case']}`": growth for growth in content["growth"]}
+    for line in lines:
+        growth = growths.get(line[0])
+        slope = None if growth is None else growth["bytes_per_token"]
+        line.append("-" if slope is None else significant(1000 * slope / MIB))
+        line.append(power(None if growth is None else growth["memory"]))
+    head = ["peak MiB", *columns_of(content).values(), "MiB per 1,000 tokens", "exponent"]
+    return markdown(head, lines)
+
+
+def growth_table(content: dict[str, Any]) -> str:
+    if not content["growth"]:
+        raise ValueError("growth needs results of at least two sizes")
+    steps = content["growth"][0]["steps"]
+    head = ["", "mode", "time ~ N^", "memory ~ N^"]
+    head += [f"{step['first']} to {step['last']} ({step['tokens']:.3g}x the tokens)" for step in steps]
+    lines = []
+    for growth in content["growth"]:
+        ratios = [f"time {times(step['time'])}, memory {times(step['memory'])}" for step in growth["steps"]]
+        lines.append([f"`{growth['case']}`", growth["mode"], power(growth["time"]), power(growth["memory"]), *ratios])
+    return markdown(head, lines)
+
+
+TABLES = {"time": time_table, "growth": growth_table, "memory": memory_table}
+
+
+def significant(value: float) -> str:
+    """Three digits at most, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.1f}x"
+
+
+def power(fit: dict[str, Any] | None) -> str:
+    return "-" if fit is None else f"{fit['exponent']:.2f}"
+
+
+def made_by(content: dict[str, Any]) -> str:
+    machine, options = content["environment"], content["options"]
+    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+    commit = "" if machine["commit"] is None else f", commit {machine['commit']}"
+    compiled = ", compiled" if options["compile"] else ""
+    # where the numbers went says nothing about them
+    command = re.sub(r" --(json|figure) \S+", "", content["command"])
+    return (
+        f"`{command}` on {machine['date'][:10]}: {machine['cpu']}, {threads}, torch {machine['torch']}, "
+        f"{options['dtype']}, batch {options['batch']}{compiled}{commit}."
+    )
+
+
+def fill(text: str, results: Path) -> str:
+    """The page with every block made anew; one without blocks stays as it is."""
+    files = newest(results)
+
+    def block(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in files:
+            raise ValueError(f"no results are named {name}; {results} has {', '.join(files) or 'none'}")
+        content = json.loads(files[name].read_text())
+        table = match["table"] or ("memory" if content["kind"] == "memory" else "time")
+        if table not in TABLES:
+            raise ValueError(f"a table of {name} is one of {', '.join(TABLES)}; got {table!r}")
+        return f"{match[1]}{TABLES[table](content)}\n\n{made_by(content)}\n{match[4]}"
+
+    return BLOCK.sub(block, text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if something is out of date")
+    options = parser.parse_args(arguments)
+    before = options.readme.read_text()
+    after = fill(before, options.results)
+    if options.check:
+        return int(after != before)
+    options.readme.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
