@@ -2,7 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from softline.layers import local
 from softline.layers.local import LocalResidual, ValueConv
+from tests.support import value_and_gradients
 
 
 @pytest.mark.parametrize("prefix", [0, 1])
@@ -63,3 +65,14 @@ def test_value_conv_can_share_kernels_among_the_heads():
 def test_even_kernels_are_refused():
     with pytest.raises(ValueError, match="the kernel of the value convolution must be odd, got 4"):
         ValueConv(2, 3, 4)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 3), (8, 8)])
+def test_nine_shifted_maps_equal_the_grouped_convolution(size):
+    """Graphs compute the one, eager execution the other: values and gradients."""
+    planes = torch.randn(3, 4, *size, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    kernels = torch.randn(12, 1, 3, 3, dtype=torch.float64)
+    shifted = value_and_gradients(local._shifted_sum, planes, kernels)
+    grouped = value_and_gradients(local._grouped_convolution, planes, kernels)
+    for one, other in zip(shifted, grouped, strict=True):
+        torch.testing.assert_close(one, other)

@@ -105,3 +105,30 @@ def test_every_implementation_gives_the_same():
     torch.testing.assert_close(linear, inline_attention(q, k, v, impl="explicit"))
     with pytest.raises(ValueError, match="impl must be one of auto, explicit, linear; got 'cuda'"):
         inline_attention(q, k, v, impl="cuda")
+
+
+def test_gradients_of_gradients():
+    mask = torch.tensor([[True, True, True, True, False]])
+    q, k, v = (torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    for key_mask in (None, mask):
+        assert torch.autograd.gradcheck(lambda *x, m=key_mask: inline_attention(*x, key_mask=m), (q, k, v))
+        assert torch.autograd.gradgradcheck(lambda *x, m=key_mask: inline_attention(*x, key_mask=m), (q, k, v))
+
+
+def test_per_sample_gradients_by_vmap():
+    q, k, v = (torch.randn(3, 2, 5, 4, dtype=torch.float64) for _ in range(3))
+
+    def loss(q, k, v):
+        return inline_attention(q[None], k[None], v[None]).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss))(q, k, v)
+    alone = torch.stack([torch.func.grad(loss)(*sample) for sample in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(together, alone)
+
+
+def test_training_keeps_only_the_inputs():
+    q, k, v = (torch.randn(2, 2, 50, 4, requires_grad=True) for _ in range(3))
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        inline_attention(q, k, v)
+    assert {x.data_ptr() for x in saved} == {x.data_ptr() for x in (q, k, v)}

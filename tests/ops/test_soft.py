@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from softline.ops import newton_inverse, soft_attention, soft_residual, soft_weights
-from tests.support import assert_fast_matches_definition, value_and_gradients
+from softline.ops import newton_inverse, soft_attention, soft_linear, soft_residual, soft_weights
+from tests.support import assert_fast_matches_definition, prefix_mask, value_and_gradients
 
 relaxed = settings(deadline=None, max_examples=25)
 INVERSES = [("newton", 0.0), ("pinv", 0.0), ("cholesky", 1e-2)]
@@ -222,3 +222,43 @@ def test_cells_of_another_batch_are_refused():
     q = torch.randn(2, 1, 4, 8)
     with pytest.raises(ValueError, match=r"cells must have shape \[2\] or \[1\], got \(3,\)"):
         soft_attention(q, q, q, normalize=True, cells=torch.ones(3))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("block_numbers", [1, 4 * 6 * 7])
+def test_tokens_in_chunks_give_what_they_give_at_once(monkeypatch, block_numbers, masked):
+    """One token at a time, and seven: values, gradients of everything, and what masks hide."""
+    q, z, v = inputs(20, 6)
+    options = {"normalize": True}
+    if masked:
+        options |= {"key_mask": prefix_mask([20, 11], 20), "landmark_mask": prefix_mask([6, 4], 6)}
+    at_once = value_and_gradients(lambda *x: soft_attention(*x, **options), q, z, v)
+    monkeypatch.setattr(soft_linear, "BLOCK_NUMBERS", block_numbers)
+    in_chunks = value_and_gradients(lambda *x: soft_attention(*x, **options), q, z, v)
+    with torch.no_grad():
+        in_chunks.append(soft_attention(q, z, v, **options))
+    for chunked, expected in zip(in_chunks, [*at_once, at_once[0]], strict=True):
+        torch.testing.assert_close(chunked, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("block_numbers", [2**23, 4 * 3 * 2])
+def test_gradients_of_gradients(monkeypatch, block_numbers):
+    monkeypatch.setattr(soft_linear, "BLOCK_NUMBERS", block_numbers)
+    q, z, v = (x[:1, :1, :, :4].clone().requires_grad_() for x in inputs(5, 3))
+
+    def attend(q, z, v):
+        return soft_attention(q, z, v, normalize=True, inverse="cholesky", ridge=0.1)
+
+    assert torch.autograd.gradcheck(attend, (q, z, v))
+    assert torch.autograd.gradgradcheck(attend, (q, z, v))
+
+
+def test_training_keeps_nothing_for_every_pair_of_token_and_landmark():
+    """O(N D), not O(N m): only the inputs and matrices of landmarks are saved for the backward pass."""
+    tokens, landmarks = 500, 40
+    q, z, v = (x.float().requires_grad_() for x in inputs(tokens, landmarks))
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        soft_attention(q, z, v, normalize=True)
+    large = {x.data_ptr() for x in saved if tokens in x.shape}
+    assert large == {q.data_ptr(), v.data_ptr()}

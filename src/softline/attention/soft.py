@@ -74,9 +74,7 @@ def soft(
     check_inverse(inverse, iterations, start, ridge)
     check_option("impl", impl, get_args(Impl))
     head_dim = dim // num_heads
-    landmarks = create_landmarks(
-        sampling, head_dim, ratio=ratio, max_landmarks=max_landmarks, scale=head_dim**-0.25
-    )
+    landmarks = create_landmarks(sampling, head_dim, ratio=ratio, max_landmarks=max_landmarks, scale=head_dim**-0.25)
     core = SoftCore(
         landmarks,
         num_prefix_tokens=num_prefix_tokens,

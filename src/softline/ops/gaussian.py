@@ -17,7 +17,7 @@ def gaussian_kernel(x: Tensor, y: Tensor, *, scale: float, mask: Tensor | None =
     """
     # distances ignore a common shift; around the centre of y, |x|^2 + |y|^2 - 2 x.y cancels least
     centre = (y.sum(-2, keepdim=True) / count_tokens(y.shape[-2], mask, y.dtype)).detach()
-    return exp_of_distances(left_factor(x, centre, scale), right_factor(y, centre, scale))
+    return exp_of(left_factor(x, centre, scale) @ right_factor(y, centre, scale).mT)
 
 
 def left_factor(x: Tensor, centre: Tensor, scale: float) -> Tensor:
@@ -48,9 +48,8 @@ def _right_factor_in_place(y: Tensor, centre: Tensor, scale: float) -> Tensor:
     return factor
 
 
-def exp_of_distances(left: Tensor, right: Tensor) -> Tensor:
-    """exp of the products of all rows: [..., N, D + 2], [..., M, D + 2] -> [..., N, M]."""
-    exponents = left @ right.mT
+def exp_of(exponents: Tensor) -> Tensor:
+    """exp of minus squared distances, which are computed anew for this alone."""
     # a squared distance is never negative: what is left above 0 is rounding
     return exponents.clamp_max_(0).exp_() if may_overwrite() else exponents.clamp(max=0).exp()
 

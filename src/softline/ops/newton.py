@@ -80,10 +80,12 @@ class _OneStepInverse(torch.autograd.Function):
         inverse = newton_alpha(A, start) * A
         # batches of matrices [.., m, m] as one
         shape = A.shape
-        A, inverse = A.reshape(-1, *shape[-2:]), inverse.reshape(-1, *shape[-2:])
+        inverse, negative = inverse.reshape(-1, *shape[-2:]), -A.reshape(-1, *shape[-2:])
         for _ in range(iterations):
-            # 2 X - X A X
-            inverse = torch.baddbmm(inverse, inverse @ A, inverse, beta=2, alpha=-1)
+            # 2 X - X A X = X (2 I - A X), whose bracket is finished in place
+            bracket = negative @ inverse
+            bracket.diagonal(dim1=-2, dim2=-1).add_(2)
+            inverse = inverse @ bracket
         return inverse.reshape(shape) / norm
 
     @staticmethod

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from softline.ops.gaussian import gaussian_kernel, hide_pairs
+from softline.ops.gaussian import exp_of, gaussian_kernel, hide_pairs, left_factor, right_factor
 from softline.ops.inputs import (
     Impl,
     check_alike,
@@ -163,10 +163,11 @@ def _scale(q: Tensor, scale: float | None) -> float:
 
 def _landmark_kernel(landmarks: Tensor, scale: float, landmark_mask: Tensor | None) -> Tensor:
     """A [B, H, m, m]."""
-    # float64, where there is one: rounding of distances must not make this small matrix indefinite
+    # distances in float64, where there is one: their rounding must not make this small matrix indefinite
     exact = landmarks if landmarks.device.type == "mps" else landmarks.double()
-    A = gaussian_kernel(exact, exact, scale=scale, mask=landmark_mask).to(landmarks.dtype)
-    A = hide_pairs(A, landmark_mask, landmark_mask)
+    centre = exact.mean(-2, keepdim=True).detach()
+    exponents = left_factor(exact, centre, scale) @ right_factor(exact, centre, scale).mT
+    A = hide_pairs(exp_of(exponents.to(landmarks.dtype)), landmark_mask, landmark_mask)
     diagonal = torch.eye(A.shape[-1], dtype=torch.bool, device=A.device)
     return A.masked_fill(diagonal, 1)
 

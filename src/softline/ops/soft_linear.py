@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from softline.ops.chunks import token_chunks
-from softline.ops.gaussian import exp_of_distances, hide_pairs, left_factor, right_factor
+from softline.ops.gaussian import exp_of, hide_pairs, left_factor, right_factor
 from softline.ops.inputs import count_tokens, narrow, prepare
 
 # the most of P that is held at once, 32 MB in float32, whatever the number of tokens
@@ -119,7 +119,7 @@ class _Kernel:
     def block(self, chunk: slice) -> Tensor:
         """[B, H, m, n]; the last one is at hand when it is asked for again, so that a single one is computed once."""
         if self.last is None or self.last[0] is not chunk:
-            P = exp_of_distances(self.left, self.right(chunk))
+            P = exp_of(self.left @ self.right(chunk).mT)
             self.last = chunk, hide_pairs(P, self.landmark_mask, self.mask(chunk))
         return self.last[1]
 
