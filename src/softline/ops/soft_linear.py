@@ -113,7 +113,7 @@ class _Kernel:
         self.centre = (landmarks.sum(-2, keepdim=True) / count).detach()
         self.left = left_factor(landmarks, self.centre, scale)
         self.centred_one = right_factor(landmarks, self.centre, scale)[..., :-1]  # [B, H, m, D + 1]
-        self.chunks = token_chunks(q.shape[2], max(BLOCK_NUMBERS // self.left[..., 0].numel(), 1))
+        self.chunks = token_chunks(q.shape[2], max(BLOCK_NUMBERS // max(self.left[..., 0].numel(), 1), 1))
         self.last: tuple[slice, Tensor] | None = None
 
     def block(self, chunk: slice) -> Tensor:
