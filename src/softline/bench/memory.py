@@ -24,9 +24,11 @@ from softline.bench.cost import cuda_peak_bytes
 from softline.bench.failures import CASE_ERRORS, OUT_OF_MEMORY, failure_text
 
 GIB = 2**30
+SECONDS_TO_END = 10.0
 # tensors of so many bytes are returned to the system when they are freed
 MMAP_THRESHOLD = 128 * 2**10
 M_MMAP_THRESHOLD = -3
+PR_SET_PDEATHSIG = 1
 
 
 class Memory(NamedTuple):
@@ -65,7 +67,10 @@ def in_process(function: Callable[..., Any], *arguments: Any, limit: int | None 
     # only theirs is left, so that its death ends the pipe
     theirs.close()
     try:
-        return ours.recv()
+        result = ours.recv()
+        # to the end, so that it tidies up after itself
+        process.join(SECONDS_TO_END)
+        return result
     except (EOFError, ConnectionResetError):
         process.join()
         return _ended(process.exitcode)
@@ -86,6 +91,7 @@ def _work(
 ) -> None:
     # Ctrl-C reaches every process of a terminal: the one that started us decides
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
     torch.set_num_threads(threads)
     if limit is not None:
         _limit_memory(limit)
@@ -181,6 +187,12 @@ def _return_freed_at_once() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
+
+
+def _die_with_parent() -> None:
+    """A measurement that is killed leaves no process behind that goes on computing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _limit_memory(limit: int) -> None:

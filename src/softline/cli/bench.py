@@ -63,11 +63,15 @@ def _add_ops(kinds: Commands) -> None:
         f"take some. {MATH} is torch's softmax attention with all N x N weights in memory.",
     )
     parser.add_argument(
-        "--ops", type=names, default=list(OPERATORS), metavar="NAME,...", help=f"(default: {','.join(OPERATORS)})"
+        "--ops",
+        type=names,
+        default=list(OPERATORS),
+        metavar="NAME,...",
+        help=f"operators, comma-separated (default: all, {', '.join(OPERATORS)})",
     )
     _add_sizes(parser, "--tokens", "N,...", [784, 3136, 12544], "numbers of tokens N")
-    parser.add_argument("--heads", type=int, default=16, metavar="H", help="(default: 16)")
-    parser.add_argument("--head-dim", type=int, default=32, metavar="D", help="(default: 32)")
+    parser.add_argument("--heads", type=int, default=16, metavar="H", help="heads (default: 16)")
+    parser.add_argument("--head-dim", type=int, default=32, metavar="D", help="channels of a head (default: 32)")
     _add_common(parser, mode="both")
     parser.set_defaults(run=run, cases=_operator_cases)
 
@@ -82,7 +86,7 @@ def _add_layers(kinds: Commands) -> None:
     add_attentions(parser)
     _add_sizes(parser, "--sizes", "PIXELS,...", [224, 448, 896, 1344], "image sides")
     parser.add_argument("--dim", type=int, default=64, metavar="C", help="channels (default: 64)")
-    parser.add_argument("--heads", type=int, default=2, metavar="H", help="(default: 2)")
+    parser.add_argument("--heads", type=int, default=2, metavar="H", help="heads (default: 2)")
     _add_common(parser, mode="both")
     parser.set_defaults(run=run, cases=_layer_cases)
 
@@ -95,7 +99,12 @@ def _add_models(kinds: Commands) -> None:
         "a colon, their values are YAML: softpp_tiny:attention=inline,drop_path_rate=0.1. A training step is the "
         "forward and the backward pass, without optimizer.",
     )
-    parser.add_argument("names", nargs="+", metavar="MODEL[:KEY=VALUE,...]", help="the first is the baseline")
+    parser.add_argument(
+        "names",
+        nargs="+",
+        metavar="MODEL[:KEY=VALUE,...]",
+        help="names; the first is what the others are compared with unless --baseline names another",
+    )
     _add_sizes(parser, "--sizes", "PIXELS,...", [224, 512, 1024], "image sides")
     _add_common(parser, mode="infer")
     parser.set_defaults(run=run, cases=_model_cases)
@@ -114,7 +123,7 @@ def _add_memory(kinds: Commands) -> None:
         type=names,
         default=attentions,
         metavar="NAME,...",
-        help=f"(default: {','.join(attentions)}); {MATH} is softmax with all N x N weights in memory",
+        help=f"comma-separated (default: {', '.join(attentions)}); {MATH} is softmax with all N x N weights in memory",
     )
     _add_sizes(parser, "--steps", "P,...", list(range(1, 9)), "multiples p of 784 tokens")
     _add_machine(parser, mode="train")
@@ -124,7 +133,12 @@ def _add_memory(kinds: Commands) -> None:
 def _add_sizes(parser: argparse.ArgumentParser, flag: str, metavar: str, default: list[int], what: str) -> None:
     listed = ",".join(map(str, default))
     parser.add_argument(
-        flag, dest="sizes", type=integers, default=default, metavar=metavar, help=f"{what} (default: {listed})"
+        flag,
+        dest="sizes",
+        type=integers,
+        default=default,
+        metavar=metavar,
+        help=f"{what}, comma-separated (default: {listed})",
     )
 
 
