@@ -66,16 +66,9 @@ def build_model(
     """The model, its classifier fitted to the classes and softline's positions to the images."""
     check_model_name(recipe.name)
     options: dict[str, Any] = {"num_classes": num_classes, **recipe.options}
-    if recipe.name in MODEL_NAMES and image_size is not None:
-        options.setdefault("img_size", image_size)
     if device is not None:
         options["device"] = device
-    try:
-        model: Any = timm.create_model(recipe.name, pretrained=recipe.pretrained, **options)
-    except TypeError as error:
-        raise ValueError(f"model.options of {recipe.name}: {error}") from None
-    if image_size is not None:
-        set_image_size(model, recipe.name, image_size)
+    model = create_for_size(recipe.name, image_size, pretrained=recipe.pretrained, **options)
     if recipe.checkpoint is not None:
         load_weights(model, recipe.checkpoint, name=recipe.name)
     if recipe.grad_checkpointing:
@@ -91,13 +84,36 @@ def build_model(
 
 
 def set_image_size(model: nn.Module, name: str, size: int) -> None:
-    """Fit one of timm's models with positions to the images; softline's own take any size."""
+    """Fit one of timm's models, already built, to images of another size; softline's own take any."""
     if name in MODEL_NAMES or not hasattr(model, "set_input_size"):
         return
     try:
         model.set_input_size(img_size=size)  # type: ignore[operator]
     except (AssertionError, RuntimeError, ValueError, ZeroDivisionError) as error:
         raise ValueError(f"{name} cannot take images of {size} x {size} pixels: {error}") from None
+
+
+def create_for_size(name: str, size: int | None, **options: Any) -> Any:
+    """`timm.create_model` for images of ``size``, where the model's constructor asks for it.
+
+    Not by its set_input_size, which also changes what is learned for a size, such as the windows of Swin.
+    """
+    if size is not None and "img_size" not in options:
+        try:
+            model = timm.create_model(name, img_size=size, **options)
+            if 0 in (getattr(getattr(model, "patch_embed", None), "grid_size", None) or ()):
+                raise ValueError("they are smaller than a patch")
+            return model
+        except TypeError as error:
+            # a network of convolutions takes any size
+            if "img_size" not in str(error):
+                raise ValueError(f"model.options of {name}: {error}") from None
+        except (AssertionError, RuntimeError, ValueError, ZeroDivisionError) as error:
+            raise ValueError(f"{name} cannot take images of {size} x {size} pixels: {error}") from None
+    try:
+        return timm.create_model(name, **options)
+    except TypeError as error:
+        raise ValueError(f"model.options of {name}: {error}") from None
 
 
 def check_model_name(name: str) -> None:

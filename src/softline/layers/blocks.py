@@ -28,13 +28,14 @@ class PreNormBlock(nn.Module):
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
         self.attn = attention
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.hidden_dim = int(dim * mlp_ratio)
+        self.mlp = Mlp(dim, self.hidden_dim)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
         context = {"context": x} if self.pass_context else {}
         x = x + self.drop_path(self.attn(self.norm1(x), grid_size, **context))
-        return for_each_token(self._rest, x, width=self.mlp.fc1.out_features, training=self.training)
+        return for_each_token(self._rest, x, width=self.hidden_dim, training=self.training)
 
     def _rest(self, x: Tensor) -> Tensor:
         return x + self.drop_path(self.mlp(self.norm2(x)))
@@ -47,13 +48,14 @@ class PostNormBlock(nn.Module):
         super().__init__()
         self.attn = attention
         self.norm1 = nn.LayerNorm(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=TanhGELU)
+        self.hidden_dim = int(dim * mlp_ratio)
+        self.mlp = Mlp(dim, self.hidden_dim, act_layer=TanhGELU)
         self.norm2 = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
         attended = self.attn(x, grid_size)
-        return for_each_token(self._rest, x, attended, width=self.mlp.fc1.out_features, training=self.training)
+        return for_each_token(self._rest, x, attended, width=self.hidden_dim, training=self.training)
 
     def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
         x = self.norm1(x + self.dropout(attended))

@@ -84,7 +84,8 @@ class ConvEmbed(nn.Module):
 
 def _conv_and_norm(maps: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
     """norm(conv(maps)); in one step where the norm is a fixed affine map and no gradient is wanted."""
-    if norm.training or type(norm) is not nn.BatchNorm2d or not isinstance(conv, nn.Conv2d) or not may_overwrite():
+    foldable = type(norm) is nn.BatchNorm2d and type(conv) is nn.Conv2d and not norm.training and may_overwrite()
+    if not foldable or norm.running_mean is None or norm.running_var is None:
         out: Tensor = norm(conv(maps))
         return out
     weight, bias = fuse_conv_bn_weights(

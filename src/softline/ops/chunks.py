@@ -9,7 +9,7 @@ import torch
 
 def is_traced() -> bool:
     """Whether the operations become a graph rather than being executed one by one."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def may_overwrite() -> bool:
