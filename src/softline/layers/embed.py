@@ -84,10 +84,10 @@ class ConvEmbed(nn.Module):
 
 def _conv_and_norm(maps: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
     """norm(conv(maps)); in one step where the norm is a fixed affine map and no gradient is wanted."""
-    foldable = type(norm) is nn.BatchNorm2d and type(conv) is nn.Conv2d and not norm.training and may_overwrite()
-    if not foldable or norm.running_mean is None or norm.running_var is None:
+    if norm.training or type(norm) is not nn.BatchNorm2d or type(conv) is not nn.Conv2d or not may_overwrite():
         out: Tensor = norm(conv(maps))
         return out
+    assert norm.running_mean is not None and norm.running_var is not None, "ConvEmbed's norms keep them"
     weight, bias = fuse_conv_bn_weights(
         conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
     )
