@@ -5,6 +5,7 @@ tokens are one chunk and nothing is written in place.
 """
 
 import torch
+from torch import Tensor
 
 
 def is_traced() -> bool:
@@ -15,6 +16,16 @@ def is_traced() -> bool:
 def may_overwrite() -> bool:
     """Whether intermediate results may be computed in place: no gradient needs them, no compiler removes them."""
     return not torch.is_grad_enabled() and not is_traced()
+
+
+def add_to(fresh: Tensor, other: Tensor) -> Tensor:
+    """fresh + other, in the memory of ``fresh`` if nobody else needs it."""
+    return fresh.add_(other) if may_overwrite() else fresh + other
+
+
+def multiply_by(fresh: Tensor, other: Tensor | float) -> Tensor:
+    """fresh * other, in the memory of ``fresh`` if nobody else needs it."""
+    return fresh.mul_(other) if may_overwrite() else fresh * other
 
 
 def token_chunks(tokens: int, size: int) -> list[slice]:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from softline.ops.chunks import may_overwrite
+from softline.ops.chunks import add_to
 from softline.ops.gaussian import hide_pairs
 from softline.ops.inputs import (
     Impl,
@@ -95,7 +95,7 @@ class _InlineLinear(torch.autograd.Function):
         values, mean = _centre(v, n, key_mask)
         # centred before the product: the state holds covariances, not large sums that cancel later
         state = prepare(k, key_mask).mT @ values  # [B, H, D, Dv]
-        return finish(_add(prepare(q, key_mask) @ (_scale(q, scale, n) * state), mean), v.dtype, key_mask)
+        return finish(add_to(prepare(q, key_mask) @ (_scale(q, scale, n) * state), mean), v.dtype, key_mask)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -114,7 +114,7 @@ class _InlineLinear(torch.autograd.Function):
         state = prepare(k, key_mask).mT @ values
         d_q = grad @ (scale * state).mT
         d_k = values @ d_state.mT
-        d_v = _add(keys @ d_state, grad.sum(-2, keepdim=True) / n)
+        d_v = add_to(keys @ d_state, grad.sum(-2, keepdim=True) / n)
         return (*(finish(d, x.dtype, key_mask) for d, x in ((d_q, q), (d_k, k), (d_v, v))), None, None)
 
 
@@ -123,11 +123,6 @@ def _centre(x: Tensor, n: int | Tensor, key_mask: Tensor | None) -> tuple[Tensor
     x = prepare(x, key_mask)
     mean = x.sum(-2, keepdim=True) / n
     return hide(x - mean, key_mask), mean
-
-
-def _add(x: Tensor, y: Tensor) -> Tensor:
-    """x + y, into a fresh x where that is possible."""
-    return x.add_(y) if may_overwrite() else x + y
 
 
 def _weights(q: Tensor, k: Tensor, scale: float | None, key_mask: Tensor | None) -> Tensor:

@@ -83,9 +83,9 @@ class _OneStepInverse(torch.autograd.Function):
         inverse, negative = inverse.reshape(-1, *shape[-2:]), -A.reshape(-1, *shape[-2:])
         for _ in range(iterations):
             # 2 X - X A X = X (2 I - A X), whose bracket is finished in place
-            bracket = negative @ inverse
+            bracket = torch.bmm(negative, inverse)
             bracket.diagonal(dim1=-2, dim2=-1).add_(2)
-            inverse = inverse @ bracket
+            inverse = torch.bmm(inverse, bracket)
         return inverse.reshape(shape) / norm
 
     @staticmethod

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softline.ops.chunks import token_chunks
+from softline.ops.chunks import multiply_by, token_chunks
 from softline.ops.gaussian import exp_of, hide_pairs, left_factor, right_factor
 from softline.ops.inputs import count_tokens, narrow, prepare
 
@@ -88,17 +88,17 @@ class _SoftLinear(torch.autograd.Function):
             P = kernel.block(chunk)
             d_v.put(chunk, P.mT @ d_summary)
             sides = torch.cat([kernel.tokens(grad, chunk), kernel.tokens(v, chunk)], dim=-1)
-            W = P * (both @ sides.mT)
+            W = multiply_by(both @ sides.mT, P)
             right = kernel.right(chunk)
             pulled = pulled + W @ right
-            d_q.put(chunk, ctx.scale * _difference(W.mT @ kernel.centred_one, right[..., :-1]))
-        d_landmarks = ctx.scale * _difference(pulled[..., :-1], kernel.centred_one)
+            d_q.put(chunk, multiply_by(_difference(W.mT @ kernel.centred_one, right[..., :-1]), ctx.scale))
+        d_landmarks = multiply_by(_difference(pulled[..., :-1], kernel.centred_one), ctx.scale)
         return d_q.whole(), d_landmarks, d_v.whole(), d_mixed @ summary.mT, None, None, None
 
 
 def _difference(sums: Tensor, x_one: Tensor) -> Tensor:
     """sum_j W_ij (y_j - x_i) from [sum_j W_ij y_j, sum_j W_ij] and [x_i, 1]: [..., D + 1] twice -> [..., D]."""
-    return sums[..., :-1] - x_one[..., :-1] * sums[..., -1:]
+    return torch.addcmul(sums[..., :-1], x_one[..., :-1], sums[..., -1:], value=-1)
 
 
 class _Kernel:
