@@ -87,7 +87,8 @@ def _conv_and_norm(maps: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
     if norm.training or type(norm) is not nn.BatchNorm2d or type(conv) is not nn.Conv2d or not may_overwrite():
         out: Tensor = norm(conv(maps))
         return out
-    assert norm.running_mean is not None and norm.running_var is not None, "ConvEmbed's norms keep them"
+    assert norm.running_mean is not None, "ConvEmbed's norms keep it"
+    assert norm.running_var is not None, "ConvEmbed's norms keep it"
     weight, bias = fuse_conv_bn_weights(
         conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
     )
