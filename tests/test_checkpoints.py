@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from softline.attention.soft import SoftCore
 from softline.checkpoints import FAMILIES, from_official, load_official
 from softline.cli import main
 
@@ -41,6 +42,9 @@ def test_outputs_and_gradients_match_the_release(path):
         x = tensors[f"input.{index}"].clone().requires_grad_()
         logits = model(x)
         torch.testing.assert_close(logits, tensors[f"logits.{index}"], rtol=0, atol=1e-4)
+        with torch.no_grad():
+            # another way through: norms folded, tokens in chunks, in place
+            torch.testing.assert_close(model(x.detach()), tensors[f"logits.{index}"], rtol=0, atol=1e-4)
         if f"grad_input.{index}" in tensors:
             (gradient,) = torch.autograd.grad(logits.square().sum(), x)
             expected = tensors[f"grad_input.{index}"]
@@ -204,3 +208,16 @@ def test_a_corrupt_byte_is_noticed(tmp_path):
 def test_settings_that_a_release_needs_are_named(family):
     with pytest.raises(ValueError, match=f"config of {family} must have .*; got nothing"):
         from_official(family, {}, {})
+
+
+def test_the_direct_solve_gives_the_releases_outputs():
+    """SOFT's release inverts A + 0.01 I: Cholesky needs a fraction of Newton's time and ends at the same logits."""
+    family, config, state, tensors = golden(GOLDEN / "soft_release.safetensors")
+    model = from_official(family, state, config)
+    cores = [module for module in model.modules() if isinstance(module, SoftCore)]
+    for core in cores:
+        assert core.options["ridge"] == 0.01
+        core.options["inverse"] = "cholesky"
+    assert len(cores) > 0
+    with torch.no_grad():
+        torch.testing.assert_close(model(tensors["input.0"]), tensors["logits.0"], rtol=0, atol=1e-4)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from softline.ops import newton_inverse, soft_attention, soft_linear, soft_residual, soft_weights
+from softline.ops import gaussian_kernel, newton_inverse, soft_attention, soft_linear, soft_residual, soft_weights
 from tests.support import assert_fast_matches_definition, prefix_mask, value_and_gradients
 
 relaxed = settings(deadline=None, max_examples=25)
@@ -262,3 +262,20 @@ def test_training_keeps_nothing_for_every_pair_of_token_and_landmark():
         soft_attention(q, z, v, normalize=True)
     large = {x.data_ptr() for x in saved if tokens in x.shape}
     assert large == {q.data_ptr(), v.data_ptr()}
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("spread", [0.5, 0.7, 1.0])
+def test_the_direct_solve_equals_newton_where_newton_converges(spread, normalize):
+    """To 1e-5 in float32, at condition numbers to about 100."""
+    generator = torch.Generator().manual_seed(0)
+    q, z, v = (spread * torch.randn(2, 4, n, 32, generator=generator) for n in (196, 49, 196))
+    A = gaussian_kernel(z.double(), z.double(), scale=32**-0.5)
+    assert torch.linalg.cond(A).max() < 120
+    options = {"normalize": normalize, "ridge": 1e-5}
+    newton, direct, eigen = (
+        soft_attention(q, z, v, inverse=inverse, **options) for inverse in ("newton", "cholesky", "pinv")
+    )
+    size = newton.abs().max().item()
+    torch.testing.assert_close(direct, newton, rtol=0, atol=1e-5 * size)
+    torch.testing.assert_close(eigen, newton, rtol=0, atol=1e-5 * size)

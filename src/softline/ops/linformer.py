@@ -7,6 +7,7 @@ softmax(q k'^T / sqrt(D)) v'. The explicit weights are softmax(q k'^T / sqrt(D))
 from torch import Tensor
 
 from softline.ops.inputs import check_alike, check_mask, finish, narrow, prepare, without_autocast
+from softline.ops.softmax import attend
 
 
 @without_autocast
@@ -56,14 +57,25 @@ def linformer_attention(
     refused. Half-precision inputs are computed in float32.
     """
     check_alike(q, k=k, v=v)
-    left, right = _factors(q, k, key_projection, value_projection, scale, key_mask)
-    return finish(left @ (right @ prepare(v, key_mask)), v.dtype, key_mask)
+    keys, right = _projected(q, k, key_projection, value_projection, key_mask)
+    out = attend(prepare(q, key_mask), keys, right @ prepare(v, key_mask), scale=scale)
+    return finish(out, v.dtype, key_mask)
 
 
 def _factors(
     q: Tensor, k: Tensor, key_projection: Tensor, value_projection: Tensor, scale: float | None, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """softmax(q k'^T) [B, H, N, R] and F [R, N] ([B, 1, R, N] with a mask)."""
+    keys, right = _projected(q, k, key_projection, value_projection, key_mask)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    left = (scale * prepare(q, key_mask) @ keys.mT).softmax(-1)
+    return (left if key_mask is None else left * key_mask[:, None, :, None]), right
+
+
+def _projected(
+    q: Tensor, k: Tensor, key_projection: Tensor, value_projection: Tensor, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The projected keys k' [B, H, R, D] and F [R, N] ([B, 1, R, N] with a mask)."""
     check_alike(q, k=k)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     tokens = q.shape[2]
@@ -74,12 +86,9 @@ def _factors(
             raise ValueError(
                 f"the learned Linformer projection covers at most {projection.shape[1]} tokens, got {tokens}"
             )
-    q, k = prepare(q, key_mask), prepare(k, key_mask)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    right = _columns(value_projection, tokens, key_mask).to(q.dtype)
-    projected = _columns(key_projection, tokens, key_mask).to(q.dtype) @ k  # [B, H, R, D]
-    left = (scale * q @ projected.mT).softmax(-1)
-    return (left if key_mask is None else left * key_mask[:, None, :, None]), right
+    k = prepare(k, key_mask)
+    right = _columns(value_projection, tokens, key_mask).to(k.dtype)
+    return _columns(key_projection, tokens, key_mask).to(k.dtype) @ k, right
 
 
 def _columns(projection: Tensor, tokens: int, key_mask: Tensor | None) -> Tensor:

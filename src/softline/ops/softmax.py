@@ -26,10 +26,14 @@ def softmax_attention(
     """
     check_alike(q, k=k, v=v)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    out = attend(hide(q, key_mask), hide(k, key_mask), hide(v, key_mask), scale=scale, key_mask=key_mask)
+    return hide(out, key_mask)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None) -> Tensor:
+    """softmax(scale q k^T) v of queries [B, H, N, D] to keys and values [B, H, M, D], which are 0 where masked."""
     if key_mask is None:
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
-    # a sample without any real token attends to its (zeroed) padding, so that no row is empty
+    # a sample without any real key attends to its zeroed padding, so that no row is empty
     visible = key_mask | ~key_mask.any(-1, keepdim=True)
-    q, k, v = hide(q, key_mask), hide(k, key_mask), hide(v, key_mask)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None, :], scale=scale)
-    return hide(out, key_mask)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None, :], scale=scale)
