@@ -34,7 +34,7 @@ from softline.backbones.backbone import (
 )
 from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
 from softline.layers.blocks import PreNormBlock
-from softline.layers.embed import PatchEmbed
+from softline.layers.embed import PatchEmbed, pad_to_whole
 from softline.layers.grid import GridSize, as_pair
 from softline.layers.windows import WindowedAttention
 from softline.ops.inputs import check_integer
@@ -54,10 +54,7 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * in_dim, dim, bias=False)
 
     def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
-        height, width = maps.shape[-2:]
-        if height % 2 or width % 2:
-            maps = F.pad(maps, (0, width % 2, 0, height % 2))
-        patches = maps.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # [B, C, H/2, row, W/2, column]
+        patches = pad_to_whole(maps, 2).unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # [B, C, H/2, row, W/2, column]
         # Swin's order: down the first column, then down the second
         merged = patches.permute(0, 2, 4, 5, 3, 1).flatten(3)  # [B, H/2, W/2, 4 C]
         return self.reduction(self.norm(merged.flatten(1, 2))), (merged.shape[1], merged.shape[2])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from softline.layers.grid import GridSize, map_tokens
+from softline.layers.grid import GridSize, always, map_tokens
 from softline.ops.chunks import may_overwrite
 from softline.ops.inputs import check_integer, widen
 
@@ -16,7 +16,7 @@ from softline.ops.inputs import check_integer, widen
 def pad_to_whole(maps: Tensor, patch: int) -> Tensor:
     """Zeros at the bottom and the right, so that maps [B, C, H, W] divide into patches."""
     height, width = maps.shape[-2:]
-    if height % patch == 0 and width % patch == 0:
+    if always(height % patch == 0) and always(width % patch == 0):
         return maps
     # torch.compile cannot trace the remainder of a negative size: not -width % patch
     below, right = ((side + patch - 1) // patch * patch - side for side in (height, width))
@@ -116,7 +116,7 @@ class PositionEmbed(nn.Module):
 
     def resized(self, grid_size: GridSize) -> Tensor:
         """[1, num_prefix_tokens + H*W, dim] for another grid."""
-        if grid_size == self.grid_size:
+        if all(always(new == old) for new, old in zip(grid_size, self.grid_size, strict=True)):
             return self.weight
         return self.resize(self.weight, self.grid_size, grid_size)
 

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from softline.ops.inputs import check_integer
 
@@ -17,6 +18,15 @@ def as_pair(name: str, value: int | GridSize) -> GridSize:
     for side in pair:
         check_integer(name, side, 1)
     return pair[0], pair[1]
+
+
+def always(condition: bool) -> bool:
+    """A condition on sizes; in a graph that is compiled for many of them, whether it holds for all.
+
+    It decides whether a step may be left out that changes nothing where the condition holds. An ordinary ``if`` would
+    make the graph one for the sizes of its first image, to be compiled again for others.
+    """
+    return statically_known_true(condition) if torch.compiler.is_compiling() else condition  # type: ignore[attr-defined]
 
 
 def check_grid(tokens: int, grid_size: GridSize, num_prefix_tokens: int) -> None:

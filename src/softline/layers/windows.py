@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softline.layers.grid import GridSize
+from softline.layers.grid import GridSize, always
+from softline.ops.chunks import is_traced
 from softline.ops.inputs import check_option
 
 WindowMask = Literal["tokens", "pairs"]
@@ -18,6 +19,9 @@ class Windows:
     window_size: (rows, columns); an axis of the grid that is not longer is one window of its own length.
     shift: rows and columns by which the padded grid is rolled up and left before it is cut; 0 along an axis that is one
         window. Windows at the far side then hold tokens of both sides.
+
+    A graph is compiled for grids that are one window along an axis, or for those that are several: one for both would
+    mask where nothing is padded. Within each case it serves all sizes, and always pads.
     """
 
     def __init__(self, grid_size: GridSize, window_size: GridSize, shift: GridSize = (0, 0)) -> None:
@@ -27,30 +31,34 @@ class Windows:
         self.padding = (rows[1], columns[1])
         self.shift = (rows[2], columns[2])
         self.padded_size = (grid_size[0] + rows[1], grid_size[1] + columns[1])
+        self.is_one = rows[3] and columns[3]
+        self.is_padded = not all(always(padding == 0) for padding in self.padding)
 
     def split(self, x: Tensor) -> Tensor:
         """Tokens [B, H*W, C] -> windows [B * windows, rows*columns, C], those of a sample together."""
-        if self.window_size == self.grid_size:
+        if self.is_one:
             return x
         maps = x.unflatten(1, self.grid_size)
-        if any(self.padding):
+        if self.is_padded:
             maps = F.pad(maps, (0, 0, 0, self.padding[1], 0, self.padding[0]))
         return self._cut(maps)
 
     def join(self, windows: Tensor) -> Tensor:
         """The inverse of `split`, without the padding."""
-        if self.window_size == self.grid_size:
+        if self.is_one:
             return windows
         counts = (self.padded_size[0] // self.window_size[0], self.padded_size[1] // self.window_size[1])
         parts = windows.unflatten(0, (-1, *counts)).unflatten(-2, self.window_size)
-        maps = parts.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # [B, padded height, padded width, C]
+        maps = _without_gaps(parts.transpose(2, 3)).flatten(3, 4).flatten(1, 2)  # [B, padded height, padded width, C]
         if any(self.shift):
             maps = maps.roll(self.shift, dims=(1, 2))
-        return maps[:, : self.grid_size[0], : self.grid_size[1]].flatten(1, 2)
+        if self.is_padded:
+            maps = _without_gaps(maps[:, : self.grid_size[0], : self.grid_size[1]])
+        return maps.flatten(1, 2)
 
     def key_mask(self, batch: int, device: torch.device) -> Tensor | None:
         """Which tokens of the windows are real: bool [batch * windows, rows*columns]; None if all are."""
-        if not any(self.padding):
+        if not self.is_padded:
             return None
         return self._cut(self._real(device)[None, ..., None])[..., 0].repeat(batch, 1)
 
@@ -59,7 +67,7 @@ class Windows:
 
         Those that lie together on the grid, and not on two sides of it; padding sees padding, so that no row is empty.
         """
-        if not any(self.shift) and not any(self.padding):
+        if not any(self.shift) and not self.is_padded:
             return None
         rows, columns = self._places(device)
         side = (rows < self.shift[0]).int() + 2 * (columns < self.shift[1]).int()
@@ -72,7 +80,7 @@ class Windows:
         if any(self.shift):
             maps = maps.roll((-self.shift[0], -self.shift[1]), dims=(1, 2))
         parts = maps.unflatten(2, (-1, self.window_size[1])).unflatten(1, (-1, self.window_size[0]))
-        return parts.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+        return _without_gaps(parts.transpose(2, 3)).flatten(3, 4).flatten(0, 2)
 
     def _places(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Rows [H, 1] and columns [W] of the padded grid."""
@@ -84,12 +92,17 @@ class Windows:
         return (rows < self.grid_size[0]) & (columns < self.grid_size[1])
 
 
-def _fit(side: int, window: int, shift: int) -> tuple[int, int, int]:
-    """Window, padding and shift along an axis."""
+def _fit(side: int, window: int, shift: int) -> tuple[int, int, int, bool]:
+    """Window, padding and shift along an axis, and whether it is one window."""
     if side <= window:
-        return side, 0, 0
+        return side, 0, 0, True
     # not -side % window: torch.compile cannot trace a remainder of negative symbols everywhere
-    return window, (side + window - 1) // window * window - side, shift
+    return window, (side + window - 1) // window * window - side, shift, False
+
+
+def _without_gaps(x: Tensor) -> Tensor:
+    """A copy in a graph, where `flatten` would otherwise depend on whether the sizes of x need one."""
+    return x.clone(memory_format=torch.contiguous_format) if is_traced() else x
 
 
 class WindowedAttention(nn.Module):
