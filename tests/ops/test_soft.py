@@ -224,6 +224,11 @@ def test_cells_of_another_batch_are_refused():
         soft_attention(q, q, q, normalize=True, cells=torch.ones(3))
 
 
+def blocks_of(monkeypatch: pytest.MonkeyPatch, numbers: int) -> None:
+    monkeypatch.setattr(soft_linear, "WHOLE_NUMBERS", 0)
+    monkeypatch.setattr(soft_linear, "CPU_BLOCK_NUMBERS", numbers)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("block_numbers", [1, 4 * 6 * 7])
 def test_tokens_in_chunks_give_what_they_give_at_once(monkeypatch, block_numbers, masked):
@@ -233,7 +238,7 @@ def test_tokens_in_chunks_give_what_they_give_at_once(monkeypatch, block_numbers
     if masked:
         options |= {"key_mask": prefix_mask([20, 11], 20), "landmark_mask": prefix_mask([6, 4], 6)}
     at_once = value_and_gradients(lambda *x: soft_attention(*x, **options), q, z, v)
-    monkeypatch.setattr(soft_linear, "BLOCK_NUMBERS", block_numbers)
+    blocks_of(monkeypatch, block_numbers)
     in_chunks = value_and_gradients(lambda *x: soft_attention(*x, **options), q, z, v)
     with torch.no_grad():
         in_chunks.append(soft_attention(q, z, v, **options))
@@ -243,7 +248,7 @@ def test_tokens_in_chunks_give_what_they_give_at_once(monkeypatch, block_numbers
 
 @pytest.mark.parametrize("block_numbers", [2**23, 4 * 3 * 2])
 def test_gradients_of_gradients(monkeypatch, block_numbers):
-    monkeypatch.setattr(soft_linear, "BLOCK_NUMBERS", block_numbers)
+    blocks_of(monkeypatch, block_numbers)
     q, z, v = (x[:1, :1, :, :4].clone().requires_grad_() for x in inputs(5, 3))
 
     def attend(q, z, v):

@@ -129,7 +129,9 @@ class MultiHeadAttention(nn.Module):
         parts = saturate(parts, parts.dtype).unflatten(
             -1, (-1, self.num_heads, self.dim // self.num_heads)
         )  # [B, N, 2 or 3, H, D]
-        q, *k, v = (hide(part, key_mask) for part in parts.permute(2, 0, 3, 1, 4).unbind(0))
+        # each part without gaps, as convolutions and products read them best: [2 or 3, B, H, N, D]
+        parts = parts.permute(2, 0, 1, 3, 4).contiguous().transpose(2, 3)
+        q, *k, v = (hide(part, key_mask) for part in parts.unbind(0))
         return x, q, k[0] if k else q, v
 
     def _finish(self, attended: Tensor, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from softline.layers.grid import GridSize, always, map_tokens
+from softline.layers.grid import GridSize, always, map_tokens, token_map
 from softline.ops.chunks import may_overwrite
 from softline.ops.inputs import check_integer, widen
 
@@ -123,10 +123,11 @@ class PositionEmbed(nn.Module):
     def resize(self, weight: Tensor, old: GridSize, new: GridSize) -> Tensor:
         """Embeddings of one grid interpolated to another; those of prefix tokens stay."""
         prefix, positions = weight[:, : self.num_prefix_tokens], weight[:, self.num_prefix_tokens :]
-        maps = widen(positions.mT.unflatten(-1, old))
+        maps = widen(token_map(positions, old))
         antialias = self.mode == "bicubic"  # as timm resizes position embeddings
         maps = F.interpolate(maps, size=new, mode=self.mode, align_corners=False, antialias=antialias)
-        return torch.cat([prefix, maps.flatten(2).mT.to(prefix.dtype)], dim=1)
+        resized = map_tokens(maps).to(weight.dtype)
+        return torch.cat([prefix, resized], dim=1) if self.num_prefix_tokens else resized
 
     @torch.no_grad()
     def set_grid(self, grid_size: GridSize) -> None:

@@ -32,16 +32,8 @@ class LocalResidual(nn.Module):
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         mean = mean_token(x, key_mask).to(x.dtype)[..., None]  # [B, C, 1]
         kernels = self.kernel(F.gelu(self.hidden(mean)))  # [B, 9 C, 1]
-        values = _value_map(v, grid_size, self.num_prefix_tokens)
+        values = spatial_map(v, grid_size, self.num_prefix_tokens)
         return spatial_tokens(_convolve_each(values, kernels), self.num_heads, self.num_prefix_tokens)
-
-
-def _value_map(v: Tensor, grid_size: GridSize, num_prefix_tokens: int) -> Tensor:
-    """The values [B, H, N, D] as maps [B, C, height, width] to be convolved."""
-    values = spatial_map(v, grid_size, num_prefix_tokens)
-    # values lie between queries and keys: without gaps the convolution is faster. Where a gradient is wanted it would
-    # keep the copy, so there it may copy by itself
-    return values if torch.is_grad_enabled() else values.contiguous(memory_format=torch.channels_last)
 
 
 @without_autocast
@@ -107,7 +99,7 @@ class ValueConv(nn.Module):
         )
 
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
-        values = _value_map(v, grid_size, self.num_prefix_tokens)
+        values = spatial_map(v, grid_size, self.num_prefix_tokens)
         bias = None if self.conv.bias is None else self._spread(self.conv.bias)
         out = F.conv2d(values, self._spread(self.conv.weight), bias, padding=self.conv.padding, groups=values.shape[1])
         return spatial_tokens(out, self.num_heads, self.num_prefix_tokens)

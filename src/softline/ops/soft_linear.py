@@ -18,8 +18,10 @@ from softline.ops.chunks import multiply_by, token_chunks
 from softline.ops.gaussian import exp_of, hide_pairs, left_factor, right_factor
 from softline.ops.inputs import count_tokens, narrow, prepare
 
-# the most of P that is held at once, 32 MB in float32, whatever the number of tokens
-BLOCK_NUMBERS = 2**23
+# so many numbers of P are computed once and held, 32 MB in float32; a larger P is computed twice, in blocks of which
+# each stays in the cache of a CPU
+WHOLE_NUMBERS = 2**23
+CPU_BLOCK_NUMBERS = 2**19
 
 
 def soft_linear(
@@ -113,7 +115,7 @@ class _Kernel:
         self.centre = (landmarks.sum(-2, keepdim=True) / count).detach()
         self.left = left_factor(landmarks, self.centre, scale)
         self.centred_one = right_factor(landmarks, self.centre, scale)[..., :-1]  # [B, H, m, D + 1]
-        self.chunks = token_chunks(q.shape[2], max(BLOCK_NUMBERS // max(self.left[..., 0].numel(), 1), 1))
+        self.chunks = token_chunks(q.shape[2], _block_size(q.shape[2], self.left[..., 0].numel(), q.device))
         self.last: tuple[slice, Tensor] | None = None
 
     def block(self, chunk: slice) -> Tensor:
@@ -133,6 +135,14 @@ class _Kernel:
 
     def mask(self, chunk: slice) -> Tensor | None:
         return None if self.key_mask is None else self.key_mask[:, chunk]
+
+
+def _block_size(tokens: int, landmarks: int, device: torch.device) -> int:
+    """Tokens of a block; ``landmarks`` counts those of all samples and heads."""
+    if tokens * landmarks <= WHOLE_NUMBERS:
+        return max(tokens, 1)
+    numbers = CPU_BLOCK_NUMBERS if device.type == "cpu" else WHOLE_NUMBERS
+    return max(numbers // landmarks, 1)
 
 
 class _Tokens:
