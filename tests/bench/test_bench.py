@@ -1,5 +1,7 @@
 import json
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -111,6 +113,18 @@ def test_failed_sizes_are_left_out_of_the_fit():
 
 
 # cases
+
+
+def test_a_machine_that_slows_down_between_sizes_is_not_taken_for_growth():
+    """Twice the milliseconds at half the speed of the matrix product are the same work."""
+    rows = [
+        replace(row(tokens, milliseconds), macs=10 * tokens, share=0.5)
+        for tokens, milliseconds in ((100, 1.0), (400, 8.0))
+    ]
+    (growth,) = growths(rows)
+    assert growth.time is not None
+    assert growth.time.exponent == pytest.approx(1)
+    assert growth.steps[0].time == pytest.approx(4)
 
 
 def test_every_operator_of_the_package_is_a_case():

@@ -55,14 +55,23 @@ def growths(rows: Sequence[Row]) -> list[Growth]:
 def _growth(case: str, mode: Mode, rows: Sequence[Row]) -> Growth:
     rows = sorted(rows, key=lambda row: row.tokens)
     measured = [(row.tokens, row.peak_bytes) for row in rows if row.peak_bytes is not None]
+    time = _time_of(rows)
     return Growth(
         case,
         mode,
-        time=_fit(rows, lambda row: row.milliseconds),
+        time=_fit(rows, time),
         memory=_fit(rows, lambda row: row.peak_bytes),
         bytes_per_token=slope(*zip(*measured, strict=True)) if len(measured) > 1 else None,
-        steps=tuple(_step(first, last) for first, last in pairwise(rows)),
+        steps=tuple(_step(first, last, time) for first, last in pairwise(rows)),
     )
+
+
+def _time_of(rows: Sequence[Row]) -> Callable[[Row], float | None]:
+    """Time beside the matrix product's where all rows have it; else, for cases without any product, milliseconds."""
+    timed = [row for row in rows if row.milliseconds is not None]
+    if all(row.relative_time is not None for row in timed):
+        return lambda row: row.relative_time
+    return lambda row: row.milliseconds
 
 
 def _fit(rows: Sequence[Row], cost: Callable[[Row], float | None]) -> Fit | None:
@@ -75,7 +84,7 @@ def _fit(rows: Sequence[Row], cost: Callable[[Row], float | None]) -> Fit | None
     return Fit(growth_exponent(tokens, costs), tokens[0], tokens[-1])
 
 
-def _step(first: Row, last: Row) -> Step:
+def _step(first: Row, last: Row, time: Callable[[Row], float | None]) -> Step:
     def ratio(before: float | None, after: float | None) -> float | None:
         return after / before if before and after else None
 
@@ -83,7 +92,7 @@ def _step(first: Row, last: Row) -> Step:
         first.label,
         last.label,
         last.tokens / first.tokens,
-        ratio(first.milliseconds, last.milliseconds),
+        ratio(time(first), time(last)),
         ratio(first.peak_bytes, last.peak_bytes),
     )
 

@@ -53,6 +53,12 @@ class Row:
     failure: str | None = None
     """Why it could not be measured."""
 
+    @property
+    def relative_time(self) -> float | None:
+        """Time in units of the matrix product in the same rounds: a machine that slows down between two sizes slows
+        down both."""
+        return self.macs / self.share if self.macs and self.share else None
+
 
 @dataclass(frozen=True)
 class Group:

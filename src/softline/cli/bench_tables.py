@@ -62,8 +62,8 @@ def growth_text(growths: Sequence[Growth]) -> str:
     width = max(len(growth.case) for growth in growths) + 2
     steps = [_step_name(step) for step in growths[0].steps]
     lines = [
-        "cost grows as tokens^p (1 linear, 2 quadratic), fitted from a sixteenth of the largest size on;",
-        "steps between sizes multiply time / memory by:",
+        "cost grows as tokens^p (1 linear, 2 quadratic), fitted from a sixteenth of the largest size on; time counts",
+        "in matrix products of the same rounds. Steps between sizes multiply time / memory by:",
         f"  {'':<{width}}{'':<7}{'time p':>8}{'memory p':>10}" + "".join(f"   {name:>17}" for name in steps),
     ]
     for growth in growths:
