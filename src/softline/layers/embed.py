@@ -10,7 +10,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from softline.layers.grid import GridSize, always, map_tokens, token_map
 from softline.ops.chunks import may_overwrite
-from softline.ops.inputs import check_integer, widen
+from softline.ops.inputs import check_integer, widen, without_autocast
 
 
 def pad_to_whole(maps: Tensor, patch: int) -> Tensor:
@@ -124,8 +124,11 @@ class PositionEmbed(nn.Module):
         """Embeddings of one grid interpolated to another; those of prefix tokens stay."""
         prefix, positions = weight[:, : self.num_prefix_tokens], weight[:, self.num_prefix_tokens :]
         maps = widen(token_map(positions, old))
-        antialias = self.mode == "bicubic"  # as timm resizes position embeddings
-        maps = F.interpolate(maps, size=new, mode=self.mode, align_corners=False, antialias=antialias)
+        if self.mode == "bicubic" and torch.compiler.is_compiling():
+            maps = _bicubic(maps, new)
+        else:
+            antialias = self.mode == "bicubic"  # as timm resizes position embeddings
+            maps = F.interpolate(maps, size=new, mode=self.mode, align_corners=False, antialias=antialias)
         resized = map_tokens(maps).to(weight.dtype)
         return torch.cat([prefix, resized], dim=1) if self.num_prefix_tokens else resized
 
@@ -134,3 +137,22 @@ class PositionEmbed(nn.Module):
         """Learn the positions of another grid from now on, starting from the interpolated ones."""
         self.weight = nn.Parameter(self.resized(grid_size).detach().clone())
         self.grid_size = grid_size
+
+
+@without_autocast
+def _bicubic(maps: Tensor, size: GridSize) -> Tensor:
+    """The antialiased bicubic `F.interpolate` as two products, for graphs: torch cannot trace its gradient for a size
+    that varies."""
+    rows, columns = (_cubic_weights(old, new, maps) for old, new in zip(maps.shape[-2:], size, strict=True))
+    return rows @ maps @ columns.mT
+
+
+def _cubic_weights(old: int, new: int, like: Tensor) -> Tensor:
+    """How much each of ``old`` places gives to each of ``new`` ones [new, old]; rows sum to 1."""
+    scale = old / torch.full((1,), new, dtype=like.dtype, device=like.device)
+    places, targets = (torch.arange(count, dtype=like.dtype, device=like.device) + 0.5 for count in (old, new))
+    x = ((places - (targets * scale)[:, None]) / scale.clamp(min=1)).abs()
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((2.5 - 0.5 * x) * x - 4) * x + 2
+    weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+    return weights / weights.sum(1, keepdim=True)

@@ -26,7 +26,7 @@ def always(condition: bool) -> bool:
     It decides whether a step may be left out that changes nothing where the condition holds. An ordinary ``if`` would
     make the graph one for the sizes of its first image, to be compiled again for others.
     """
-    return statically_known_true(condition) if torch.compiler.is_compiling() else condition  # type: ignore[attr-defined]
+    return statically_known_true(condition) if torch.compiler.is_compiling() else condition
 
 
 def check_grid(tokens: int, grid_size: GridSize, num_prefix_tokens: int) -> None:
