@@ -273,3 +273,46 @@ def test_a_pool_needs_its_token():
     model = build("inline_micro")
     with pytest.raises(ValueError, match='global_pool="token" needs a class token'):
         model.reset_classifier(3, "token")
+
+
+@pytest.mark.parametrize("name", ["soft_micro", "softpp_micro", "inline_micro"])
+def test_per_sample_gradients_and_ensembles_by_vmap(name):
+    model = timm.create_model(name, num_classes=3).eval()
+    weights = {key: value.detach() for key, value in model.named_parameters()}
+    buffers = dict(model.named_buffers())
+    images = torch.randn(2, 3, 32, 32)
+
+    def loss(weights, image):
+        return torch.func.functional_call(model, {**weights, **buffers}, (image[None],)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, images)
+    alone = torch.func.grad(loss)(weights, images[1])
+    for key, gradient in alone.items():
+        torch.testing.assert_close(each[key][1], gradient, rtol=1e-3, atol=1e-5 * max(gradient.abs().max().item(), 1))
+    pair = {key: torch.stack([value, 1.1 * value]) for key, value in weights.items()}
+    with torch.no_grad():
+        both = torch.func.vmap(lambda w: torch.func.functional_call(model, {**w, **buffers}, (images,)))(pair)
+        torch.testing.assert_close(both[0], model(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softpp_micro", "inline_micro", "inline_swin_tiny"])
+def test_hooks_see_the_same_calls_with_and_without_gradients_and_nothing_they_saw_changes(name):
+    model = timm.create_model(name, num_classes=3, **({"depths": (1, 1, 1, 1)} if "swin" in name else {})).eval()
+    calls: dict[bool, list] = {True: [], False: []}
+    for key, module in model.named_modules():
+
+        def see(module, inputs, output, key=key):
+            seen = output[0] if isinstance(output, tuple) else output
+            if isinstance(seen, torch.Tensor):
+                calls[torch.is_grad_enabled()].append((key, seen, seen.detach().clone()))
+
+        module.register_forward_hook(see)
+    size = 64 if "swin" in name else 96
+    image = torch.randn(1, 3, size, size)
+    model(image)
+    with torch.no_grad():
+        model(image)
+    assert [(key, seen.shape) for key, seen, _ in calls[True]] == [(key, seen.shape) for key, seen, _ in calls[False]]
+    # a ReLU in place changes what the norm before it gave, as in every network of convolutions
+    changed = {key for key, seen, then in calls[False] if not torch.equal(seen, then)}
+    assert all(".embed." in key for key in changed)

@@ -1,36 +1,65 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from softline.layers import tokenwise
 from softline.layers.tokenwise import TanhGELU, for_each_token
 
 
-def test_tokens_in_chunks_give_what_they_give_at_once(monkeypatch):
+class Recorded(nn.Module):
+    """Two results for each token, and the shapes it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return for_each_token(self, self.step, x, y, width=8)
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        self.shapes.append(tuple(x.shape))
+        return torch.cat([self.inner(x) * y, x + y], dim=-1)
+
+
+@pytest.fixture
+def module(monkeypatch):
     monkeypatch.setattr(tokenwise, "CPU_NUMBERS", 1)
-    monkeypatch.setattr(tokenwise, "LEAST_ROWS", 4)
-    x, y = torch.randn(2, 7, 3), torch.randn(2, 7, 3)
-    sizes = []
+    monkeypatch.setattr(tokenwise, "LEAST_ROWS", 6)
+    return Recorded().eval()
 
-    def function(x, y):
-        sizes.append(x.shape[0])
-        return torch.cat([x * y, x + y], dim=-1)
 
+@pytest.mark.parametrize(
+    ("shape", "shapes"),
+    [
+        # samples that are too large are cut, small ones are taken together
+        ((2, 10, 3), [(1, 6, 3), (1, 4, 3), (1, 6, 3), (1, 4, 3)]),
+        ((5, 3, 3), [(2, 3, 3), (2, 3, 3), (1, 3, 3)]),
+        ((2, 3, 3), [(2, 3, 3)]),
+        ((0, 3, 3), [(0, 3, 3)]),
+    ],
+)
+def test_tokens_in_parts_give_what_they_give_at_once(module, shape, shapes):
+    x, y = torch.randn(shape), torch.randn(shape)
     with torch.no_grad():
-        out = for_each_token(function, x, y, width=8, training=False)
-    assert sizes == [4, 4, 4, 2]
+        out = module(x, y)
+    assert module.shapes == shapes
     torch.testing.assert_close(out, torch.cat([x * y, x + y], dim=-1), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("training", "gradient"), [(True, False), (False, True)])
-def test_training_and_gradients_see_all_tokens_at_once(monkeypatch, training, gradient):
-    """Stochastic depth drops samples, and autograd would keep every chunk."""
-    monkeypatch.setattr(tokenwise, "CPU_NUMBERS", 1)
-    monkeypatch.setattr(tokenwise, "LEAST_ROWS", 1)
-    shapes = []
-    with torch.set_grad_enabled(gradient):
-        for_each_token(lambda x: shapes.append(x.shape) or x, torch.randn(2, 7, 3), width=8, training=training)
-    assert shapes == [(2, 7, 3)]
+@pytest.mark.parametrize("reason", ["gradient", "training", "a part in training", "a hook"])
+def test_whoever_needs_all_tokens_sees_them_at_once(module, reason):
+    """Autograd would keep every part, stochastic depth drops samples, hooks expect one call."""
+    if reason == "training":
+        module.train()
+    elif reason == "a part in training":
+        module.inner.train()
+    elif reason == "a hook":
+        module.inner.register_forward_hook(lambda *_: None)
+    with torch.set_grad_enabled(reason == "gradient"):
+        module(torch.randn(2, 10, 3), torch.randn(2, 10, 3))
+    assert module.shapes == [(2, 10, 3)]
 
 
 def test_gelu_through_the_exponential_is_the_form_with_tanh():

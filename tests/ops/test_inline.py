@@ -132,3 +132,17 @@ def test_training_keeps_only_the_inputs():
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         inline_attention(q, k, v)
     assert {x.data_ptr() for x in saved} == {x.data_ptr() for x in (q, k, v)}
+
+
+def test_a_gradient_that_overflows_is_not_finite():
+    """Loss scaling looks for it: only results saturate in float16."""
+    q, k, v = ((30 * torch.randn(1, 1, 50, 4)).half().requires_grad_() for _ in range(3))
+    out = inline_attention(q, k, v, scale=1.0)
+    gradients = torch.autograd.grad(out, (q, k, v), torch.full_like(out, 6e4))
+    assert not all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_scale_is_a_number():
+    q, k, v = (torch.randn(1, 1, 5, 4) for _ in range(3))
+    with pytest.raises(ValueError, match=r"scale must be a finite number, got tensor"):
+        inline_attention(q, k, v, scale=torch.tensor(0.5, requires_grad=True))

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from softline.layers.grid import GridSize, check_grid
-from softline.ops.chunks import add_to
 from softline.ops.inputs import check_mask, hide, narrow, saturate, widen
 
 
@@ -137,8 +136,7 @@ class MultiHeadAttention(nn.Module):
     def _finish(self, attended: Tensor, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> Tensor:
         if self.local is not None:
             # this way round, because the local term has heads side by side, as the projection reads them
-            local = self.local(x, v, grid_size, key_mask)
-            attended = add_to(local, attended)
+            attended = self.local(x, v, grid_size, key_mask) + attended
         attended = saturate(attended, attended.dtype)
         out = self.proj(attended.transpose(1, 2).flatten(2))
         out = saturate(out, out.dtype)

@@ -35,7 +35,7 @@ class PreNormBlock(nn.Module):
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
         context = {"context": x} if self.pass_context else {}
         x = x + self.drop_path(self.attn(self.norm1(x), grid_size, **context))
-        return for_each_token(self._rest, x, width=self.hidden_dim, training=self.training)
+        return for_each_token(self, self._rest, x, width=self.hidden_dim)
 
     def _rest(self, x: Tensor) -> Tensor:
         return x + self.drop_path(self.mlp(self.norm2(x)))
@@ -55,7 +55,7 @@ class PostNormBlock(nn.Module):
 
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
         attended = self.attn(x, grid_size)
-        return for_each_token(self._rest, x, attended, width=self.hidden_dim, training=self.training)
+        return for_each_token(self, self._rest, x, attended, width=self.hidden_dim)
 
     def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
         x = self.norm1(x + self.dropout(attended))

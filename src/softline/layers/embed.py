@@ -6,10 +6,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from softline.layers.grid import GridSize, always, map_tokens, token_map
-from softline.ops.chunks import may_overwrite
 from softline.ops.inputs import check_integer, widen, without_autocast
 
 
@@ -25,7 +23,8 @@ def pad_to_whole(maps: Tensor, patch: int) -> Tensor:
 
 def channels_last(maps: Tensor) -> Tensor:
     """Maps as convolutions run fastest, and whose tokens need no copy."""
-    return maps.contiguous(memory_format=torch.channels_last)
+    # by moving axes, which torch.func.vmap can batch, unlike memory formats
+    return maps.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 class PatchEmbed(nn.Module):
@@ -76,23 +75,8 @@ class ConvEmbed(nn.Module):
         self.whole_patches = 1 if overlap else strides[0]
 
     def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
-        maps = channels_last(pad_to_whole(maps, self.whole_patches))
-        for conv, norm, act in zip(self.layers[::3], self.layers[1::3], self.layers[2::3], strict=True):
-            maps = act(_conv_and_norm(maps, conv, norm))
+        maps = self.layers(channels_last(pad_to_whole(maps, self.whole_patches)))
         return map_tokens(maps), (maps.shape[2], maps.shape[3])
-
-
-def _conv_and_norm(maps: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
-    """norm(conv(maps)); in one step where the norm is a fixed affine map and no gradient is wanted."""
-    if norm.training or type(norm) is not nn.BatchNorm2d or type(conv) is not nn.Conv2d or not may_overwrite():
-        out: Tensor = norm(conv(maps))
-        return out
-    assert norm.running_mean is not None, "ConvEmbed's norms keep it"
-    assert norm.running_var is not None, "ConvEmbed's norms keep it"
-    weight, bias = fuse_conv_bn_weights(
-        conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
-    )
-    return F.conv2d(maps, weight, bias, conv.stride, conv.padding)
 
 
 class PositionEmbed(nn.Module):

@@ -20,26 +20,38 @@ GELU_SLOPE = 2 * (2 / torch.pi) ** 0.5
 GELU_CUBIC = 0.044715
 
 
-def for_each_token(function: Callable[..., Tensor], *tokens: Tensor, width: int, training: bool) -> Tensor:
-    """``function(*tokens)`` for tokens [B, N, C] that it treats each on its own.
+def for_each_token(module: nn.Module, function: Callable[..., Tensor], *tokens: Tensor, width: int) -> Tensor:
+    """``function(*tokens)`` for tokens [B, N, C] that it treats each on its own: a step of ``module``.
 
-    Where no gradient is wanted it is called with some of them at a time, so that hidden layers of ``width`` numbers
-    for each token take no memory worth mentioning.
+    In evaluation without gradients it is called with some samples, or some tokens of one sample, at a time, so that
+    hidden layers of ``width`` numbers for each token take no memory worth mentioning. If any part of the module is in
+    training, or has a hook, that part sees all tokens at once.
     """
-    if training or not may_overwrite():
+    if not may_overwrite() or any(_wants_all(part) for part in module.modules()):
         return function(*tokens)
-    shape = tokens[0].shape
-    rows = [each.flatten(0, 1) for each in tokens]
-    numbers = CPU_NUMBERS if rows[0].device.type == "cpu" else OTHER_NUMBERS
-    chunks = token_chunks(rows[0].shape[0], max(numbers // width, LEAST_ROWS))
-    first = function(*(each[chunks[0]] for each in rows))
-    if len(chunks) == 1:
-        return first.unflatten(0, shape[:2])
-    out = first.new_empty(rows[0].shape[0], first.shape[-1])
-    out[chunks[0]] = first
-    for chunk in chunks[1:]:
-        out[chunk] = function(*(each[chunk] for each in rows))
-    return out.unflatten(0, shape[:2])
+    parts = _parts(tokens[0], width)
+    if len(parts) == 1:
+        return function(*tokens)
+    out: Tensor | None = None
+    for part in parts:
+        result = function(*(each[part] for each in tokens))
+        out = result.new_empty(*tokens[0].shape[:2], result.shape[-1]) if out is None else out
+        out[part] = result
+    assert out is not None, "there are several parts"
+    return out
+
+
+def _wants_all(module: nn.Module) -> bool:
+    return bool(module.training or module._forward_hooks or module._forward_pre_hooks)
+
+
+def _parts(tokens: Tensor, width: int) -> list[tuple[slice, slice]]:
+    """Samples and tokens of [B, N, C] to be treated at once: whole samples if one is small enough."""
+    batch, count = tokens.shape[:2]
+    numbers = CPU_NUMBERS if tokens.device.type == "cpu" else OTHER_NUMBERS
+    rows = max(numbers // width, LEAST_ROWS)
+    samples = token_chunks(batch, max(rows // max(count, 1), 1))
+    return [(sample, chunk) for sample in samples for chunk in token_chunks(count, max(rows, 1))]
 
 
 class TanhGELU(nn.Module):

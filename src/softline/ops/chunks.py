@@ -19,12 +19,12 @@ def may_overwrite() -> bool:
 
 
 def add_to(fresh: Tensor, other: Tensor) -> Tensor:
-    """fresh + other, in the memory of ``fresh`` if nobody else needs it."""
+    """fresh + other; ``fresh`` must be the caller's own, just computed, as its memory may take the sum."""
     return fresh.add_(other) if may_overwrite() else fresh + other
 
 
 def multiply_by(fresh: Tensor, other: Tensor | float) -> Tensor:
-    """fresh * other, in the memory of ``fresh`` if nobody else needs it."""
+    """fresh * other; ``fresh`` must be the caller's own, just computed, as its memory may take the product."""
     return fresh.mul_(other) if may_overwrite() else fresh * other
 
 

@@ -16,6 +16,7 @@ from softline.ops.inputs import (
     Impl,
     check_alike,
     check_mask,
+    check_number,
     check_option,
     count_tokens,
     finish,
@@ -74,6 +75,8 @@ def inline_attention(
     check_alike(q, k=k, v=v)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     check_option("impl", impl, get_args(Impl))
+    if scale is not None:
+        check_number("scale", scale, 0)
     if impl == "explicit":
         return finish(_weights(q, k, scale, key_mask) @ prepare(v, key_mask), v.dtype, key_mask)
     out: Tensor = _InlineLinear.apply(q, k, v, scale, key_mask)
@@ -115,7 +118,8 @@ class _InlineLinear(torch.autograd.Function):
         d_q = grad @ (scale * state).mT
         d_k = values @ d_state.mT
         d_v = add_to(keys @ d_state, grad.sum(-2, keepdim=True) / n)
-        return (*(finish(d, x.dtype, key_mask) for d, x in ((d_q, q), (d_k, k), (d_v, v))), None, None)
+        # no saturation: a gradient that overflows must be seen to
+        return (*(hide(d, key_mask).to(x.dtype) for d, x in ((d_q, q), (d_k, k), (d_v, v))), None, None)
 
 
 def _centre(x: Tensor, n: int | Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:

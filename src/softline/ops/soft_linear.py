@@ -1,7 +1,7 @@
-"""SOFT's linear form P^T (M (P v)), a few tokens at a time and without keeping P for the backward pass.
+"""SOFT's linear form P^T (M (P v)), without keeping P for the backward pass.
 
-P = kernel(landmarks, q) [m, N] has more columns than the queries have numbers, so keeping it for every layer would
-dominate training memory. Here the backward pass computes it again: O(N D) is kept, not O(N m).
+P = kernel(landmarks, q) [m, N] has more numbers than the queries, so keeping it for every layer would dominate training
+memory. Here the backward pass computes it again: O(N D) is kept, not O(N m).
 
 With U = M S, S = P v, and an incoming gradient g [N, Dv]:
     dU = P g,  dM = dU S^T,  dS = M^T dU,  dv = P^T dS,
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softline.ops.chunks import multiply_by, token_chunks
+from softline.ops.chunks import is_traced, multiply_by, token_chunks
 from softline.ops.gaussian import exp_of, hide_pairs, left_factor, right_factor
-from softline.ops.inputs import count_tokens, narrow, prepare
+from softline.ops.inputs import count_tokens, prepare, saturate
 
-# so many numbers of P are computed once and held, 32 MB in float32; a larger P is computed twice, in blocks of which
-# each stays in the cache of a CPU
+# so many numbers of P are computed once and held, 32 MB in float32; a larger P is cut into samples and, where one
+# sample is too large, computed twice in blocks of tokens. Blocks stay in the cache of a CPU; other devices want few
 WHOLE_NUMBERS = 2**23
 CPU_BLOCK_NUMBERS = 2**19
 
@@ -55,15 +55,16 @@ class _SoftLinear(torch.autograd.Function):
         key_mask: Tensor | None,
         landmark_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        kernel = _Kernel(q, landmarks, scale, key_mask, landmark_mask)
-        summary = inverse.new_zeros(*inverse.shape[:-1], v.shape[-1])  # [B, H, m, Dv]
-        for chunk in kernel.chunks:
-            summary = summary + kernel.block(chunk) @ kernel.tokens(v, chunk)
-        mixed = inverse @ summary
-        out = _Tokens(v)
-        for chunk in reversed(kernel.chunks):
-            out.put(chunk, kernel.block(chunk).mT @ mixed)
-        return out.whole(), summary
+        """The result, and P v for the backward pass."""
+        out, summaries = _Tokens(v), []
+        for samples in _sample_groups(q, landmarks):
+            kernel = _Kernel(q, landmarks, scale, key_mask, landmark_mask, samples)
+            summary = kernel.times(v)  # [B, H, m, Dv]
+            mixed = inverse[samples] @ summary
+            for chunk in reversed(kernel.chunks):
+                out.put(samples, chunk, saturate(kernel.block(chunk).mT @ mixed, v.dtype))
+            summaries.append(summary)
+        return out.whole(), _join(summaries)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -74,28 +75,34 @@ class _SoftLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, landmarks, v, inverse, summary, key_mask, landmark_mask = ctx.saved_tensors
-        kernel = _Kernel(q, landmarks, ctx.scale, key_mask, landmark_mask)
-        d_mixed, again = torch.zeros_like(summary), torch.zeros_like(summary)
-        for chunk in kernel.chunks:
-            d_mixed = d_mixed + kernel.block(chunk) @ kernel.tokens(grad, chunk)
-            if torch.is_grad_enabled():
-                # a gradient of this gradient is wanted, which the kept summary would cut off
-                again = again + kernel.block(chunk) @ kernel.tokens(v, chunk)
-        summary = again if torch.is_grad_enabled() else summary
-        d_summary = inverse.mT @ d_mixed
-        both = torch.cat([inverse @ summary, d_summary], dim=-1)  # [B, H, m, 2 Dv]
-        d_q, d_v = _Tokens(q), _Tokens(v)
-        pulled = torch.zeros_like(kernel.left)  # [B, H, m, D + 2]
-        for chunk in reversed(kernel.chunks):
-            P = kernel.block(chunk)
-            d_v.put(chunk, P.mT @ d_summary)
-            sides = torch.cat([kernel.tokens(grad, chunk), kernel.tokens(v, chunk)], dim=-1)
-            W = multiply_by(both @ sides.mT, P)
-            right = kernel.right(chunk)
-            pulled = pulled + W @ right
-            d_q.put(chunk, multiply_by(_difference(W.mT @ kernel.centred_one, right[..., :-1]), ctx.scale))
-        d_landmarks = multiply_by(_difference(pulled[..., :-1], kernel.centred_one), ctx.scale)
-        return d_q.whole(), d_landmarks, d_v.whole(), d_mixed @ summary.mT, None, None, None
+        d_q, d_v, small = _Tokens(q), _Tokens(v), []
+        for samples in _sample_groups(q, landmarks):
+            kernel = _Kernel(q, landmarks, ctx.scale, key_mask, landmark_mask, samples)
+            # if a gradient of this gradient is wanted, the kept summary would cut it off
+            kept = kernel.times(v) if torch.is_grad_enabled() else summary[samples]
+            small.append(_differentiate(kernel, grad, v, inverse[samples], kept, d_q, d_v))
+        d_landmarks, d_inverse = (_join(list(parts)) for parts in zip(*small, strict=True))
+        return d_q.whole(), d_landmarks, d_v.whole(), d_inverse, None, None, None
+
+
+def _differentiate(
+    kernel: "_Kernel", grad: Tensor, v: Tensor, inverse: Tensor, summary: Tensor, d_q: "_Tokens", d_v: "_Tokens"
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the samples of a kernel: those of queries and values are put, of landmarks and inverse returned."""
+    d_mixed = kernel.times(grad)
+    d_summary = inverse.mT @ d_mixed
+    both = torch.cat([inverse @ summary, d_summary], dim=-1)  # [B, H, m, 2 Dv]
+    pulled = torch.zeros_like(kernel.left)  # [B, H, m, D + 2]
+    for chunk in reversed(kernel.chunks):
+        P, right = kernel.block(chunk), kernel.right(chunk)
+        d_v.put(kernel.samples, chunk, P.mT @ d_summary)
+        sides = torch.cat([kernel.tokens(grad, chunk), kernel.tokens(v, chunk)], dim=-1)
+        W = multiply_by(both @ sides.mT, P)
+        pulled = pulled + W @ right
+        moved = _difference(W.mT @ kernel.centred_one, right[..., :-1])
+        d_q.put(kernel.samples, chunk, multiply_by(moved, kernel.scale))
+    d_landmarks = multiply_by(_difference(pulled[..., :-1], kernel.centred_one), kernel.scale)
+    return d_landmarks, d_mixed @ summary.mT
 
 
 def _difference(sums: Tensor, x_one: Tensor) -> Tensor:
@@ -104,19 +111,35 @@ def _difference(sums: Tensor, x_one: Tensor) -> Tensor:
 
 
 class _Kernel:
-    """P [B, H, m, N] in blocks of tokens; a masked token is a zero column, a masked landmark a zero row."""
+    """P [B, H, m, N] of some samples in blocks of tokens; masked tokens and landmarks are zero columns and rows."""
 
     def __init__(
-        self, q: Tensor, landmarks: Tensor, scale: float, key_mask: Tensor | None, landmark_mask: Tensor | None
+        self,
+        q: Tensor,
+        landmarks: Tensor,
+        scale: float,
+        key_mask: Tensor | None,
+        landmark_mask: Tensor | None,
+        samples: slice,
     ) -> None:
-        self.q, self.scale, self.key_mask, self.landmark_mask = q, scale, key_mask, landmark_mask
-        count = count_tokens(landmarks.shape[-2], landmark_mask, landmarks.dtype)
+        self.q, self.scale, self.samples = q, scale, samples
+        self.key_mask = None if key_mask is None else key_mask[samples]
+        self.landmark_mask = None if landmark_mask is None else landmark_mask[samples]
+        landmarks = landmarks[samples]
+        count = count_tokens(landmarks.shape[-2], self.landmark_mask, landmarks.dtype)
         # as in `gaussian_kernel`: distances ignore a common shift
         self.centre = (landmarks.sum(-2, keepdim=True) / count).detach()
         self.left = left_factor(landmarks, self.centre, scale)
         self.centred_one = right_factor(landmarks, self.centre, scale)[..., :-1]  # [B, H, m, D + 1]
-        self.chunks = token_chunks(q.shape[2], _block_size(q.shape[2], self.left[..., 0].numel(), q.device))
+        self.chunks = _token_blocks(q.shape[2], self.left[..., 0].numel(), q.device)
         self.last: tuple[slice, Tensor] | None = None
+
+    def times(self, x: Tensor) -> Tensor:
+        """P x for x [B, H, N, D] of all samples -> [B, H, m, D] of these."""
+        product = self.left.new_zeros(*self.left.shape[:-1], x.shape[-1])
+        for chunk in self.chunks:
+            product = product + self.block(chunk) @ self.tokens(x, chunk)
+        return product
 
     def block(self, chunk: slice) -> Tensor:
         """[B, H, m, n]; the last one is at hand when it is asked for again, so that a single one is computed once."""
@@ -131,37 +154,53 @@ class _Kernel:
 
     def tokens(self, x: Tensor, chunk: slice) -> Tensor:
         """Rows of x [B, H, N, D] in the precision of the kernel, masked ones 0."""
-        return prepare(x[:, :, chunk], self.mask(chunk))
+        return prepare(x[self.samples, :, chunk], self.mask(chunk))
 
     def mask(self, chunk: slice) -> Tensor | None:
         return None if self.key_mask is None else self.key_mask[:, chunk]
 
 
-def _block_size(tokens: int, landmarks: int, device: torch.device) -> int:
-    """Tokens of a block; ``landmarks`` counts those of all samples and heads."""
-    if tokens * landmarks <= WHOLE_NUMBERS:
-        return max(tokens, 1)
-    numbers = CPU_BLOCK_NUMBERS if device.type == "cpu" else WHOLE_NUMBERS
-    return max(numbers // landmarks, 1)
+def _sample_groups(q: Tensor, landmarks: Tensor) -> list[slice]:
+    """Samples that are treated at once: all, or as many as fit a block; a sample's result depends on itself alone."""
+    batch, heads, tokens = q.shape[:3]
+    if is_traced() or batch * heads * tokens * landmarks.shape[2] <= WHOLE_NUMBERS:
+        return [slice(None)]
+    return token_chunks(batch, max(_block_numbers(q.device) // (heads * tokens * landmarks.shape[2]), 1))
+
+
+def _token_blocks(tokens: int, landmarks: int, device: torch.device) -> list[slice]:
+    """Blocks of tokens; ``landmarks`` counts those of all samples and heads."""
+    if is_traced() or tokens * landmarks <= WHOLE_NUMBERS:
+        return [slice(None)]
+    return token_chunks(tokens, max(_block_numbers(device) // landmarks, 1))
+
+
+def _block_numbers(device: torch.device) -> int:
+    return CPU_BLOCK_NUMBERS if device.type == "cpu" else WHOLE_NUMBERS
 
 
 class _Tokens:
-    """A tensor like x [B, H, N, D] that is filled in chunks; [B, N, H, D] in memory, as projections read it."""
+    """A tensor like x [B, H, N, D] that is filled in parts; [B, N, H, D] in memory, as projections read it."""
 
     def __init__(self, x: Tensor) -> None:
         self.like = x
         self.memory: Tensor | None = None
 
-    def put(self, chunk: slice, rows: Tensor) -> None:
-        rows = narrow(rows, self.like.dtype)
-        if rows.shape[2] == self.like.shape[2]:
+    def put(self, samples: slice, chunk: slice, rows: Tensor) -> None:
+        # no saturation: a gradient that overflows must be seen to
+        rows = rows.to(self.like.dtype)
+        if samples == slice(None) and chunk == slice(None):
             self.memory = rows
             return
         if self.memory is None:
             batch, heads, tokens, width = self.like.shape
             self.memory = self.like.new_empty(batch, tokens, heads, width).transpose(1, 2)
-        self.memory[:, :, chunk] = rows
+        self.memory[samples, :, chunk] = rows
 
     def whole(self) -> Tensor:
-        assert self.memory is not None, "every chunk was put"
+        assert self.memory is not None, "every part was put"
         return self.memory
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
