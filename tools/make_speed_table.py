@@ -7,7 +7,8 @@ A block of README.md between ``<!-- speed: NAME TABLE -->`` and ``<!-- /speed --
     growth   fitted exponents and what each step to the next size multiplies
     memory   peak MiB of each size, its slope and exponent
 
-With --check nothing is written: the exit code is 1 if a table is not what its results say.
+With --check nothing is written: the exit code is 1 if a table is not what its results say. It is 2 if a table cannot
+be made: its results are missing or were interrupted.
 """
 
 import argparse
@@ -69,14 +70,23 @@ def memory_table(content: dict[str, Any]) -> str:
         return row["failure"] or "-" if row["peak_bytes"] is None else significant(row["peak_bytes"] / MIB)
 
     lines = row_lines(content, cell)
-    growths = {f"`{growth['case']}`": growth for growth in content["growth"]}
-    for line in lines:
-        growth = growths.get(line[0])
-        slope = None if growth is None else growth["bytes_per_token"]
-        line.append("-" if slope is None else significant(1000 * slope / MIB))
-        line.append(power(None if growth is None else growth["memory"]))
-    head = ["peak MiB", *columns_of(content).values(), "MiB per 1,000 tokens", "exponent"]
+    head = ["peak MiB", *columns_of(content).values()]
+    growths = {(f"`{growth['case']}`", growth["mode"]): growth for growth in content["growth"]}
+    modes = dict.fromkeys(row["mode"] for row in content["rows"])
+    for mode in modes:
+        which = f", {mode}" if len(modes) > 1 else ""
+        head += [f"MiB per 1,000 tokens{which}", f"exponent{which}"]
+        for line in lines:
+            line += slope_and_power(growths.get((line[0], mode)))
     return markdown(head, lines)
+
+
+def slope_and_power(growth: dict[str, Any] | None) -> list[str]:
+    """Of memory."""
+    if growth is None:
+        return ["-", "-"]
+    slope = growth["bytes_per_token"]
+    return ["-" if slope is None else significant(1000 * slope / MIB), power(growth["memory"])]
 
 
 def growth_table(content: dict[str, Any]) -> str:
@@ -113,12 +123,24 @@ def made_by(content: dict[str, Any]) -> str:
     threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
     commit = "" if machine["commit"] is None else f", commit {machine['commit']}"
     compiled = ", compiled" if options["compile"] else ""
+    processor = machine.get("gpu") or machine["cpu"]
     # where the numbers went says nothing about them
     command = re.sub(r" --(json|figure) \S+", "", content["command"])
     return (
-        f"`{command}` on {machine['date'][:10]}: {machine['cpu']}, {threads}, torch {machine['torch']}, "
+        f"`{command}` on {machine['date'][:10]}: {processor}, {threads}, torch {machine['torch']}, "
         f"{options['dtype']}, batch {options['batch']}{compiled}{commit}."
     )
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Results that are whole."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    if not content.get("finished"):
+        raise ValueError(f"{path} was interrupted: measure again, a table needs finished results")
+    return content
 
 
 def fill(text: str, results: Path) -> str:
@@ -129,7 +151,7 @@ def fill(text: str, results: Path) -> str:
         name = match["name"]
         if name not in files:
             raise ValueError(f"no results are named {name}; {results} has {', '.join(files) or 'none'}")
-        content = json.loads(files[name].read_text())
+        content = read(files[name])
         table = match["table"] or ("memory" if content["kind"] == "memory" else "time")
         if table not in TABLES:
             raise ValueError(f"a table of {name} is one of {', '.join(TABLES)}; got {table!r}")
@@ -145,7 +167,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if something is out of date")
     options = parser.parse_args(arguments)
     before = options.readme.read_text()
-    after = fill(before, options.results)
+    try:
+        after = fill(before, options.results)
+    except ValueError as error:
+        sys.stderr.write(f"make_speed_table: {error}\n")
+        return 2
     if options.check:
         return int(after != before)
     options.readme.write_text(after)

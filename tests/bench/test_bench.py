@@ -1,4 +1,5 @@
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ from softline.bench import (
     parse_model,
     peak_bytes,
 )
-from softline.bench.cases import MATH, OPERATORS, Subject, prepare
+from softline.bench.cases import MATH, OPERATORS, Subject, check_device, prepare
 from softline.bench.environment import commit_of, environment
 from softline.bench.failures import OUT_OF_MEMORY, failure_text
 from softline.bench.memory import Memory
@@ -86,8 +87,8 @@ def row(tokens: int, milliseconds: float | None = None, peak: int | None = None,
 def test_growth_exponent_recovers_a_power_law():
     tokens = [100, 400, 1600]
     assert growth_exponent(tokens, [3 * t**1.5 for t in tokens]) == pytest.approx(1.5)
-    with pytest.raises(ValueError, match="at least 2 sizes, got 1"):
-        growth_exponent([1], [1])
+    with pytest.raises(ValueError, match="at least 2 different sizes, got 1"):
+        growth_exponent([5, 5], [1, 2])
 
 
 def test_growth_is_fitted_over_the_large_sizes():
@@ -102,6 +103,11 @@ def test_slope_is_bytes_per_token():
     (growth,) = growths([row(t, peak=100 + 8 * t) for t in (100, 200, 400)])
     assert growth.bytes_per_token == pytest.approx(8)
     assert growth.time is None
+
+
+def test_sizes_of_the_same_number_of_tokens_have_no_slope():
+    (growth,) = growths([row(64, 1.0, 100), row(64, 2.0, 200)])
+    assert (growth.time, growth.memory, growth.bytes_per_token) == (None, None, None)
 
 
 def test_failed_sizes_are_left_out_of_the_fit():
@@ -231,6 +237,73 @@ def test_a_size_that_a_model_cannot_take_is_a_row_and_the_rest_goes_on():
     assert group.rows[0].milliseconds is None
 
 
+def failure_of(text, size):
+    ((only,),) = (group.rows for group in measure([parse_model(text)], [size], rounds=1))
+    return only.failure
+
+
+def test_a_wrong_option_of_a_model_is_not_taken_for_a_wrong_size():
+    failure = failure_of("soft_micro:attention=inlin", 64)
+    assert failure.startswith("attention must be one of ")
+    assert failure.endswith("did you mean 'inline'?")
+    assert failure_of("inline_micro:colour=red", 64).startswith("model.options of inline_micro: ")
+    assert failure_of("resnet18:colour=red", 64).startswith("model.options of resnet18: ")
+    assert failure_of("vit_tiny_patch16_224:depth=1", 8).startswith("vit_tiny_patch16_224 cannot take images of 8 x 8")
+    assert failure_of("vit_tiny_patch16_224:num_heads=5", 64).startswith("vit_tiny_patch16_224 cannot be built: ")
+
+
+def test_networks_of_convolutions_take_any_size():
+    assert failure_of("resnet18", 40) is None
+
+
+@pytest.mark.parametrize("slow", ["float32", "bfloat16"])
+def test_the_peak_is_that_of_the_faster_product(monkeypatch, slow):
+    def fake_turns(runs, rounds, **_):
+        return {name: Timing((2.0 if name.endswith(slow) else 1.0,) * rounds) for name in runs}
+
+    monkeypatch.setattr(sys.modules[Row.__module__], "take_turns", fake_turns)
+    (group,) = measure([LayerCase("inline")], [32], setting=Setting(dtype="bfloat16"), rounds=2)
+    assert group.peak_gflops == pytest.approx(2e-9 * 1024**3)
+    assert group.rows[0].share == pytest.approx(group.rows[0].macs / 1024**3)
+
+
+def test_the_product_of_float32_is_timed_once(monkeypatch):
+    timed = []
+
+    def fake_turns(runs, rounds, **_):
+        timed.append(list(runs))
+        return {name: Timing((1.0,) * rounds) for name in runs}
+
+    monkeypatch.setattr(sys.modules[Row.__module__], "take_turns", fake_turns)
+    list(measure([LayerCase("inline")], [32], rounds=1))
+    assert timed == [["inline", " matrix product float32"]]
+
+
+@pytest.mark.parametrize("device", ["cpux", "mps", "meta", "cuda:", "cuda:x", "cudafoo", "cpu:0", ""])
+def test_other_devices_are_refused(device):
+    with pytest.raises(ValueError, match=rf"device must be cpu, cuda or cuda:N, got '{device}'"):
+        check_device(device)
+
+
+def test_a_gpu_must_be_there(monkeypatch):
+    check_device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device cuda:1: torch finds no CUDA device here"):
+        check_device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_device("cuda")
+    check_device("cuda:1")
+    with pytest.raises(ValueError, match="at most cuda:1 here, got 'cuda:2'"):
+        check_device("cuda:2")
+
+
+def test_the_environment_names_the_gpu_that_was_measured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"the GPU {device}")
+    assert environment("cuda:1")["gpu"] == "the GPU cuda:1"
+    assert "gpu" not in environment()
+
+
 def test_what_has_no_memory_is_not_timed():
     def meter(case, size, mode, setting):
         return OUT_OF_MEMORY if case.name == "softmax" else Memory(2**20, 2**30)
@@ -251,7 +324,7 @@ def test_what_has_no_memory_is_not_timed():
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), OUT_OF_MEMORY),
         (ValueError("a size\nand more"), "a size"),
         (AssertionError(), "AssertionError"),
-        (ValueError("x" * 500), "x" * 157 + "..."),
+        (ValueError("x" * 500 + "?"), "x" * 148 + " ... " + "x" * 146 + "?"),
     ],
 )
 def test_failures_are_one_line(error, text):

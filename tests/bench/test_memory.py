@@ -40,6 +40,22 @@ def test_a_failure_in_a_process_is_told_in_one_line():
     assert message.startswith("dim (65) must be divisible by num_heads (2)")
 
 
+@linux
+def test_a_control_group_has_left_what_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr("softline.bench.memory.CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("3000\n")
+    assert available_memory() == 3000
+    (tmp_path / "memory.current").write_text("2500\n")
+    assert available_memory() == 500
+    # files in the cache give way
+    (tmp_path / "memory.stat").write_text("anon 1000\ninactive_file 700\n")
+    assert available_memory() == 1200
+    (tmp_path / "memory.current").write_text("9000\n")
+    assert available_memory() == 0
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory() > 9000
+
+
 def test_available_memory_is_known_on_linux():
     available = available_memory()
     assert available is None or available > 100 * MIB

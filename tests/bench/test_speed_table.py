@@ -20,17 +20,19 @@ def tool():
     return module
 
 
-def write(folder: Path, name: str, *, kind: str = "models", scale: float = 1.0) -> None:
+def write(folder: Path, name: str, *, kind: str = "models", scale: float = 1.0, more=(), finished=True) -> None:
     rows = [
         Row("vit", "infer", 256, "256x256", 256, 10 * scale, speedup=1, peak_bytes=2**20),
         Row("linear", "infer", 256, "256x256", 256, 5 * scale, speedup=2, peak_bytes=2**20),
         Row("vit", "infer", 512, "512x512", 1024, failure="out of memory"),
         Row("linear", "infer", 512, "512x512", 1024, 20 * scale, peak_bytes=2**22),
+        *more,
     ]
     content = {
         "kind": kind,
         "command": "softline bench models vit linear --json out.json",
         "baseline": "vit",
+        "finished": finished,
         "options": {"dtype": "float32", "batch": 1, "compile": False},
         "environment": {"cpu": "CPU", "threads": 1, "torch": "2.9", "commit": "abc", "date": "2026-01-02T03:04:05"},
         "rows": [asdict(row) for row in rows],
@@ -69,6 +71,38 @@ def test_growth_and_memory_have_tables(tool, tmp_path):
     assert "| `vit` | infer | - | - | time -, memory - |" in growth
     memory = tool.fill("<!-- speed: models memory -->\n<!-- /speed -->", tmp_path)
     assert "| `linear` | 1.00 | 4.00 | 3.91 | 1.00 |" in memory
+
+
+def test_each_mode_has_its_slope_of_memory(tool, tmp_path):
+    train = [
+        Row("linear", "train", 256, "256x256", 256, peak_bytes=2**21),
+        Row("linear", "train", 512, "512x512", 1024, peak_bytes=2**25),
+    ]
+    write(tmp_path, "2026-01-02-models.json", more=train)
+    memory = tool.fill("<!-- speed: models memory -->\n<!-- /speed -->", tmp_path)
+    assert "MiB per 1,000 tokens, infer | exponent, infer | MiB per 1,000 tokens, train | exponent, train |" in memory
+    assert "| `linear` | 1.00 | 4.00 | 2.00 | 32.0 | 3.91 | 1.00 | 39.1 | 2.00 |" in memory
+    assert "| `vit` | 1.00 | out of memory |  |  | - | - | - | - |" in memory
+
+
+def test_interrupted_results_are_refused(tool, tmp_path, capsys):
+    write(tmp_path, "2026-01-02-models.json", finished=False)
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- speed: models -->\n<!-- /speed -->")
+    assert tool.main(["--readme", str(readme), "--results", str(tmp_path)]) == 2
+    assert "2026-01-02-models.json was interrupted" in capsys.readouterr().err
+    assert readme.read_text() == "<!-- speed: models -->\n<!-- /speed -->"
+
+
+def test_missing_and_broken_results_end_in_a_message(tool, tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- speed: models -->\n<!-- /speed -->")
+    options = ["--readme", str(readme), "--results", str(tmp_path), "--check"]
+    assert tool.main(options) == 2
+    assert "no results are named models" in capsys.readouterr().err
+    (tmp_path / "2026-01-02-models.json").write_text("{")
+    assert tool.main(options) == 2
+    assert "2026-01-02-models.json is no JSON" in capsys.readouterr().err
 
 
 def test_what_memory_measured_is_shown_as_memory(tool, tmp_path):

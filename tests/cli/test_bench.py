@@ -59,6 +59,22 @@ def test_ops_and_models_are_timed_without_memory(tmp_path, capsys):
     assert all(row["milliseconds"] > 0 and row["peak_bytes"] is None for row in rows)
 
 
+def test_sizes_of_the_same_number_of_tokens_are_measured(small_memory, capsys):
+    assert main(["bench", "layers", "--attentions", "soft", "--sizes", "64,70", "--rounds", "1"]) == 0
+    assert "64x64 -> 70x70 (1x)" in capsys.readouterr().out
+
+
+def test_options_of_the_measurement_are_written(small_memory, tmp_path):
+    out = tmp_path / "rows.json"
+    arguments = [*LAYERS, "--attentions", "inline", "--mode", "infer", "--json", str(out)]
+    assert main([*arguments, "--memory-limit", "0.5"]) == 0
+    options = json.loads(out.read_text())["options"]
+    assert (options["rounds"], options["mode"], options["sizes"]) == (1, "infer", [32, 64])
+    assert options["memory_limit_bytes"] == 2**29
+    assert main([*arguments, "--no-memory"]) == 0
+    assert json.loads(out.read_text())["options"]["memory_limit_bytes"] is None
+
+
 def test_nothing_measured_is_an_error(capsys):
     models = ["bench", "models", "inline_micro:no_such_option=1", "--sizes", "32", "--no-memory", "--rounds", "1"]
     assert main(models) == 1
@@ -107,6 +123,10 @@ def test_an_interruption_keeps_what_was_measured(monkeypatch, tmp_path, capsys):
         (["layers", "--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["layers", "--threads", "0"], "--threads must be at least 1, got 0"),
         (["layers", "--memory-limit", "0"], "--memory-limit must be more than 0 GiB, got 0"),
+        (["layers", "--no-memory", "--memory-limit", "2"], "--no-memory cannot keep to a --memory-limit (got 2.0)"),
+        (["layers", "--figure", "x.foo"], "--figure must end in .png, .svg, .pdf; got 'x.foo'"),
+        (["memory", "--figure", "x"], "--figure must end in .png, .svg, .pdf; got 'x'"),
+        (["layers", "--device", "gpu"], "device must be cpu, cuda or cuda:N, got 'gpu'"),
         (["layers", "--sizes", "32", "--json", "/no/such/place/rows.json"], "no such directory: /no/such/place"),
     ],
 )

@@ -41,6 +41,19 @@ class Setting:
     compiled: bool = False
 
 
+def check_device(device: str) -> None:
+    """The CPU, or a GPU of CUDA that is there."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise ValueError(f"device must be cpu, cuda or cuda:N, got {device!r}")
+    if device == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {device}: torch finds no CUDA device here")
+    last = torch.cuda.device_count() - 1
+    if (torch.device(device).index or 0) > last:
+        raise ValueError(f"device must be at most cuda:{last} here, got {device!r}")
+
+
 class Subject(NamedTuple):
     """A function of tensors; ``module`` holds what it learns, if anything."""
 

@@ -28,11 +28,11 @@ def peak_bytes(run: Callable[[], object]) -> int:
     return max(itertools.accumulate(changes), default=0)
 
 
-def cuda_peak_bytes(run: Callable[[], object]) -> int:
-    """Most bytes of CUDA tensors that ``run`` holds at once, beyond what existed before."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+def cuda_peak_bytes(run: Callable[[], object], device: str = "cuda") -> int:
+    """Most bytes of the device's tensors that ``run`` holds at once, beyond what existed before."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
     run()
-    torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated() - before)
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device) - before)

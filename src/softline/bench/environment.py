@@ -13,8 +13,9 @@ import torch
 import softline
 
 
-def environment() -> dict[str, str | int | bool | None]:
-    """Versions, processor, threads, commit and date, to be stored beside every result."""
+def environment(device: str = "cpu") -> dict[str, str | int | bool | None]:
+    """Versions, processor, threads, commit and date, to be stored beside every result; for cuda the GPU as well."""
+    gpu = {"gpu": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {}
     return {
         "softline": softline.__version__,
         "commit": commit_of(Path(softline.__file__).parent),
@@ -22,6 +23,7 @@ def environment() -> dict[str, str | int | bool | None]:
         "timm": timm.__version__,
         "python": platform.python_version(),
         "cpu": _cpu_name(),
+        **gpu,
         "cores": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
         "native_bfloat16": native_bfloat16(),

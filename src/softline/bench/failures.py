@@ -15,7 +15,7 @@ CASE_ERRORS = (
     ZeroDivisionError,
 )
 OUT_OF_MEMORY = "out of memory"
-LONGEST = 160
+LONGEST = 300
 
 
 def failure_text(error: BaseException) -> str:
@@ -26,4 +26,10 @@ def failure_text(error: BaseException) -> str:
     if isinstance(error, MemoryError) or no_memory:
         return OUT_OF_MEMORY
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return first if len(first) <= LONGEST else first[: LONGEST - 3] + "..."
+    return first if len(first) <= LONGEST else _without_middle(first)
+
+
+def _without_middle(text: str) -> str:
+    """What is wrong stands at the start, what was meant at the end."""
+    half = (LONGEST - 5) // 2
+    return f"{text[: LONGEST - 5 - half]} ... {text[-half:]}"

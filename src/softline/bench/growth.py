@@ -34,7 +34,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one case in one mode; None where fewer than two sizes were measured."""
+    """Of one case in one mode; None where fewer than two numbers of tokens were measured."""
 
     case: str
     mode: Mode
@@ -61,7 +61,7 @@ def _growth(case: str, mode: Mode, rows: Sequence[Row]) -> Growth:
         mode,
         time=_fit(rows, time),
         memory=_fit(rows, lambda row: row.peak_bytes),
-        bytes_per_token=slope(*zip(*measured, strict=True)) if len(measured) > 1 else None,
+        bytes_per_token=slope(*zip(*measured, strict=True)) if len(dict(measured)) > 1 else None,
         steps=tuple(_step(first, last, time) for first, last in pairwise(rows)),
     )
 
@@ -99,8 +99,8 @@ def _step(first: Row, last: Row, time: Callable[[Row], float | None]) -> Step:
 
 def growth_exponent(tokens: Sequence[int], costs: Sequence[float]) -> float:
     """The p of cost ~ tokens^p, fitted by least squares on both logarithms: 1 is linear, 2 quadratic."""
-    if len(tokens) < 2:
-        raise ValueError(f"an exponent needs at least 2 sizes, got {len(tokens)}")
+    if len(set(tokens)) < 2:
+        raise ValueError(f"an exponent needs at least 2 different sizes, got {len(set(tokens))}")
     return slope([math.log(t) for t in tokens], [math.log(c) for c in costs])
 
 

@@ -29,6 +29,7 @@ SECONDS_TO_END = 10.0
 MMAP_THRESHOLD = 128 * 2**10
 M_MMAP_THRESHOLD = -3
 PR_SET_PDEATHSIG = 1
+CGROUP = Path("/sys/fs/cgroup")
 
 
 class Memory(NamedTuple):
@@ -107,9 +108,9 @@ def _measure(case: Case, size: int, mode: Mode, setting: Setting) -> Memory:
     small = case.warm_up_size(size)
     if small != size and not setting.compiled:
         warm_up = prepare(case, small, mode, setting).run
-    if setting.device != "cpu":
+    if torch.device(setting.device).type == "cuda":
         warm_up()
-        return Memory(cuda_peak_bytes(run), None)
+        return Memory(cuda_peak_bytes(run, setting.device), None)
     return measure_peak(run, warm_up)
 
 
@@ -138,10 +139,21 @@ def available_memory() -> int | None:
     if not info.exists():
         return None
     found = [int(line.split()[1]) * 1024 for line in info.read_text().splitlines() if line.startswith("MemAvailable:")]
-    group = Path("/sys/fs/cgroup/memory.max")
-    if group.exists() and (most := group.read_text().strip()).isdigit():
-        found.append(int(most))
-    return min(found, default=None)
+    left = _left_in_group()
+    return min(found if left is None else [*found, left], default=None)
+
+
+def _left_in_group() -> int | None:
+    """Bytes up to the limit of this process's control group; None if there is none."""
+    most, current, stat = (CGROUP / f"memory.{name}" for name in ("max", "current", "stat"))
+    if not most.exists() or not (limit := most.read_text().strip()).isdigit():
+        return None
+    taken = int(current.read_text()) if current.exists() else 0
+    for line in stat.read_text().splitlines() if stat.exists() else ():
+        if line.startswith("inactive_file "):
+            # files that were read and that the kernel forgets as soon as memory is needed
+            taken -= int(line.split()[1])
+    return max(int(limit) - max(taken, 0), 0)
 
 
 def _status(key: str) -> int | None:

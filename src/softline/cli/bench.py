@@ -22,6 +22,7 @@ from softline.bench.cases import (
     Setting,
     VitCase,
     check_attentions,
+    check_device,
     parse_model,
 )
 from softline.bench.environment import environment
@@ -38,6 +39,7 @@ MODES: dict[str, tuple[Mode, ...]] = {"infer": ("infer",), "train": ("train",), 
 LIMIT_SHARE = 0.9
 # quadratic even when no softmax needs all weights at once
 NOT_IN_MEMORY = ("gaussian",)
+FIGURES = (".png", ".svg", ".pdf")
 
 
 def add(commands: Commands) -> None:
@@ -159,7 +161,7 @@ def _add_machine(parser: argparse.ArgumentParser, *, mode: str) -> None:
     )
     parser.add_argument("--batch", type=int, default=1, metavar="B", help="samples at once (default: 1)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and inputs (default: float32)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="of torch (default: torch's own choice)")
     parser.add_argument(
         "--memory-limit",
@@ -168,7 +170,9 @@ def _add_machine(parser: argparse.ArgumentParser, *, mode: str) -> None:
         help=f"most that one row may take (default: {LIMIT_SHARE:.0%} of what is available)".replace("%", "%%"),
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the measurements here, after every row")
-    parser.add_argument("--figure", type=Path, metavar="PATH", help="draw them here (.png or .svg; needs matplotlib)")
+    parser.add_argument(
+        "--figure", type=Path, metavar="PATH", help="draw them here (.png, .svg or .pdf; needs matplotlib)"
+    )
 
 
 # what is measured
@@ -202,10 +206,11 @@ def run(options: argparse.Namespace) -> int:
     cases: list[Case] = options.cases(options)
     _check(options, cases)
     with _threads(options.threads):
-        results = _results(options, cases)
+        meter = _meter(options)
+        results = _results(options, cases, meter)
         print(_heading(results))
         try:
-            _measure(options, cases, results)
+            _measure(options, cases, results, meter)
         except KeyboardInterrupt:
             if options.json is not None and results.rows:
                 print(f"\nwhat was measured so far: {options.json}", file=sys.stderr)
@@ -225,18 +230,33 @@ def _check(options: argparse.Namespace, cases: Sequence[Case]) -> None:
             check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), least)
     if options.kind != "memory":
         check_at_least("--rounds", options.rounds, 1)
-    if options.memory_limit is not None and not options.memory_limit > 0:
-        raise ValueError(f"--memory-limit must be more than 0 GiB, got {options.memory_limit}")
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds no GPU here")
-    if options.figure is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--figure needs matplotlib: pip install 'softline[train]'")
-    if options.kind == "memory" and not can_measure():
-        raise ValueError("this system does not tell how much memory a process took")
+    check_device(options.device)
+    _check_memory(options)
+    _check_figure(options.figure)
     for case in cases:
         for size in options.sizes:
             case.tokens(size)
     check_parent(options.json, options.figure)
+
+
+def _check_memory(options: argparse.Namespace) -> None:
+    if options.kind == "memory" and not can_measure():
+        raise ValueError("this system does not tell how much memory a process took")
+    if options.memory_limit is None:
+        return
+    if not options.memory_limit > 0:
+        raise ValueError(f"--memory-limit must be more than 0 GiB, got {options.memory_limit}")
+    if options.no_memory:
+        raise ValueError(f"--no-memory cannot keep to a --memory-limit (got {options.memory_limit}): leave out one")
+
+
+def _check_figure(path: Path | None) -> None:
+    if path is None:
+        return
+    if path.suffix.lower() not in FIGURES:
+        raise ValueError(f"--figure must end in {', '.join(FIGURES)}; got {str(path)!r}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--figure needs matplotlib: pip install 'softline[train]'")
 
 
 @contextmanager
@@ -249,19 +269,25 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _results(options: argparse.Namespace, cases: Sequence[Case]) -> Results:
-    shared: dict[str, Any] = {name: getattr(options, name) for name in ("batch", "dtype", "device", "compile")}
+def _results(options: argparse.Namespace, cases: Sequence[Case], meter: ProcessMeter | None) -> Results:
+    common = ("batch", "dtype", "device", "compile", "rounds", "mode")
+    shared: dict[str, Any] = {name: getattr(options, name) for name in common}
+    shared["sizes"] = sorted(set(options.sizes))
+    # of one row, beyond what its process has at its start
+    shared["memory_limit_bytes"] = None if meter is None else meter.limit
     for name in ("heads", "head_dim", "dim"):
         if hasattr(options, name):
             shared[name] = getattr(options, name)
-    return Results(options.kind, options.command_line, options.baseline or cases[0].name, shared, dict(environment()))
+    machine = dict(environment(options.device))
+    return Results(options.kind, options.command_line, options.baseline or cases[0].name, shared, machine)
 
 
 def _machine(results: Results) -> str:
     machine, shared = results.environment, results.options
     threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
     compiled = ", compiled" if shared["compile"] else ""
-    return f"{machine['cpu']}, {threads}, {shared['dtype']}, batch {shared['batch']}{compiled}"
+    processor = machine.get("gpu") or machine["cpu"]
+    return f"{processor}, {threads}, {shared['dtype']}, batch {shared['batch']}{compiled}"
 
 
 def _heading(results: Results) -> str:
@@ -272,7 +298,7 @@ def _heading(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _measure(options: argparse.Namespace, cases: Sequence[Case], results: Results) -> None:
+def _measure(options: argparse.Namespace, cases: Sequence[Case], results: Results, meter: ProcessMeter | None) -> None:
     table = CostTable([case.name for case in cases], results.baseline)
     timed = options.rounds > 0
     if timed:
@@ -287,11 +313,11 @@ def _measure(options: argparse.Namespace, cases: Sequence[Case], results: Result
 
     groups = measure(
         cases,
-        sorted(set(options.sizes)),
+        results.options["sizes"],
         modes=MODES[options.mode],
         setting=Setting(options.batch, options.dtype, options.device, options.compile),
         rounds=options.rounds,
-        meter=_meter(options),
+        meter=meter,
         baseline=options.baseline,
         hear=hear,
     )

@@ -98,22 +98,30 @@ def create_for_size(name: str, size: int | None, **options: Any) -> Any:
 
     Not by its set_input_size, which also changes what is learned for a size, such as the windows of Swin.
     """
-    if size is not None and "img_size" not in options:
-        try:
-            model = timm.create_model(name, img_size=size, **options)
-            if 0 in (getattr(getattr(model, "patch_embed", None), "grid_size", None) or ()):
-                raise ValueError("they are smaller than a patch")
-            return model
-        except TypeError as error:
-            # a network of convolutions takes any size
-            if "img_size" not in str(error):
-                raise ValueError(f"model.options of {name}: {error}") from None
-        except (AssertionError, RuntimeError, ValueError, ZeroDivisionError) as error:
-            raise ValueError(f"{name} cannot take images of {size} x {size} pixels: {error}") from None
+    if size is None or "img_size" in options:
+        return _create(name, options)
+    try:
+        model = timm.create_model(name, img_size=size, **options)
+        if 0 in (getattr(getattr(model, "patch_embed", None), "grid_size", None) or ()):
+            raise ValueError("they are smaller than a patch")
+        return model
+    except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+        failure = error.with_traceback(None)
+    # what fails without the size too is the fault of something else, and says so
+    model = _create(name, options)
+    if isinstance(failure, TypeError) and "img_size" in str(failure):
+        # a network of convolutions takes any size
+        return model
+    raise ValueError(f"{name} cannot take images of {size} x {size} pixels: {failure}")
+
+
+def _create(name: str, options: dict[str, Any]) -> Any:
     try:
         return timm.create_model(name, **options)
     except TypeError as error:
         raise ValueError(f"model.options of {name}: {error}") from None
+    except (AssertionError, RuntimeError, ZeroDivisionError) as error:
+        raise ValueError(f"{name} cannot be built: {error}") from None
 
 
 def check_model_name(name: str) -> None:
