@@ -58,13 +58,15 @@ def _shifted_sum(planes: Tensor, weight: Tensor) -> Tensor:
 def _grouped_convolution(planes: Tensor, weight: Tensor) -> Tensor:
     """Channels of several samples side by side, one group each: one sample at a time on a CPU, which is as fast and
     leaves channels last in memory, all at once elsewhere."""
-    batch, channels, height, width = planes.shape
-    each = 1 if planes.device.type == "cpu" else batch
+    batch, channels = planes.shape[:2]
+    if batch > 1 and planes.device.type != "cpu":
+        side_by_side = planes.flatten(0, 1).unsqueeze(0)  # [1, B C, H, W]
+        return F.conv2d(side_by_side, weight, padding=1, groups=batch * channels).reshape(planes.shape)
     parts = [
-        F.conv2d(some.reshape(1, -1, height, width), kernels, padding=1, groups=some.shape[0] * channels)
-        for some, kernels in zip(planes.split(each), weight.split(each * channels), strict=True)
+        F.conv2d(sample, kernels, padding=1, groups=channels)
+        for sample, kernels in zip(planes.split(1), weight.split(channels), strict=True)
     ]
-    return torch.cat([part.reshape(-1, channels, height, width) for part in parts])
+    return parts[0] if batch == 1 else torch.cat(parts)
 
 
 class ValueConv(nn.Module):
