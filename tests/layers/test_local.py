@@ -67,9 +67,11 @@ def test_even_kernels_are_refused():
         ValueConv(2, 3, 4)
 
 
+@pytest.mark.parametrize("large_map", [0, local.LARGE_MAP], ids=["sample by sample", "all samples at once"])
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (8, 8)])
-def test_nine_shifted_maps_equal_the_grouped_convolution(size):
+def test_nine_shifted_maps_equal_the_grouped_convolution(monkeypatch, size, large_map):
     """Graphs compute the one, eager execution the other: values and gradients."""
+    monkeypatch.setattr(local, "LARGE_MAP", large_map)
     planes = torch.randn(3, 4, *size, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
     kernels = torch.randn(12, 1, 3, 3, dtype=torch.float64)
     shifted = value_and_gradients(local._shifted_sum, planes, kernels)

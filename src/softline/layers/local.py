@@ -15,6 +15,9 @@ from softline.layers.grid import GridSize, mean_token, spatial_map, spatial_toke
 from softline.ops.chunks import is_traced
 from softline.ops.inputs import check_integer, narrow, widen, without_autocast
 
+# numbers of a map that are worth a convolution of their own
+LARGE_MAP = 2**14
+
 
 class LocalResidual(nn.Module):
     """InLine's local residual: a depthwise 3x3 convolution whose kernels are predicted from the mean token.
@@ -56,10 +59,11 @@ def _shifted_sum(planes: Tensor, weight: Tensor) -> Tensor:
 
 
 def _grouped_convolution(planes: Tensor, weight: Tensor) -> Tensor:
-    """Channels of several samples side by side, one group each: one sample at a time on a CPU, which is as fast and
-    leaves channels last in memory, all at once elsewhere."""
-    batch, channels = planes.shape[:2]
-    if batch > 1 and planes.device.type != "cpu":
+    """One group for each channel. Large maps on a CPU one sample at a time, whose channels stay last in memory; other
+    samples side by side in one convolution."""
+    batch, channels, height, width = planes.shape
+    large = planes.device.type == "cpu" and channels * height * width >= LARGE_MAP
+    if batch > 1 and not large:
         side_by_side = planes.flatten(0, 1).unsqueeze(0)  # [1, B C, H, W]
         return F.conv2d(side_by_side, weight, padding=1, groups=batch * channels).reshape(planes.shape)
     parts = [
