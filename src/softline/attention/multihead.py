@@ -72,10 +72,7 @@ class MultiHeadAttention(nn.Module):
         context: tokens [B, N, C] that the local term takes instead of x (their mean predicts InLine's kernels).
         """
         x, q, k, v = self._project(x, grid_size, key_mask)
-        inputs = self.core(q, k, grid_size, key_mask)
-        del q, k  # what the core made of them may be all that is needed from here
-        attended = self.operator.attention(**inputs, v=v, key_mask=key_mask)
-        del inputs
+        attended = self.operator.attention(**self.core(q, k, grid_size, key_mask), v=v, key_mask=key_mask)
         return self._finish(attended, _context(context, x, key_mask), v, grid_size, key_mask)
 
     def weights(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:

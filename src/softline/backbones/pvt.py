@@ -39,8 +39,8 @@ from softline.backbones.backbone import (
 )
 from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
 from softline.layers.blocks import PreNormBlock
-from softline.layers.embed import PatchEmbed, PositionEmbed, pad_to_whole
-from softline.layers.grid import GridSize, check_grid
+from softline.layers.embed import PatchEmbed, PositionEmbed
+from softline.layers.grid import GridSize, check_grid, pad_to_whole
 from softline.ops.inputs import check_integer, check_mask, check_option, hide, hide_scores, saturate, widen
 
 STRIDES = (4, 8, 16, 32)

@@ -34,8 +34,8 @@ from softline.backbones.backbone import (
 )
 from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
 from softline.layers.blocks import PreNormBlock
-from softline.layers.embed import PatchEmbed, pad_to_whole
-from softline.layers.grid import GridSize, as_pair
+from softline.layers.embed import PatchEmbed
+from softline.layers.grid import GridSize, as_pair, pad_to_whole
 from softline.layers.windows import WindowedAttention
 from softline.ops.inputs import check_integer
 

@@ -7,18 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softline.layers.grid import GridSize, always, map_tokens, token_map
+from softline.layers.grid import GridSize, always, map_tokens, pad_to_whole, token_map
 from softline.ops.inputs import check_integer, widen, without_autocast
-
-
-def pad_to_whole(maps: Tensor, patch: int) -> Tensor:
-    """Zeros at the bottom and the right, so that maps [B, C, H, W] divide into patches."""
-    height, width = maps.shape[-2:]
-    if always(height % patch == 0) and always(width % patch == 0):
-        return maps
-    # torch.compile cannot trace the remainder of a negative size: not -width % patch
-    below, right = ((side + patch - 1) // patch * patch - side for side in (height, width))
-    return F.pad(maps, (0, right, 0, below))
 
 
 def channels_last(maps: Tensor) -> Tensor:

@@ -29,6 +29,16 @@ def always(condition: bool) -> bool:
     return statically_known_true(condition) if torch.compiler.is_compiling() else condition
 
 
+def pad_to_whole(maps: Tensor, patch: int | GridSize) -> Tensor:
+    """Zeros at the bottom and the right, so that maps [..., H, W] divide into patches."""
+    sides, patches = maps.shape[-2:], as_pair("patch", patch)
+    if all(always(side % length == 0) for side, length in zip(sides, patches, strict=True)):
+        return maps
+    # torch.compile cannot trace the remainder of a negative size: not -side % length
+    below, right = ((side + length - 1) // length * length - side for side, length in zip(sides, patches, strict=True))
+    return F.pad(maps, (0, right, 0, below))
+
+
 def check_grid(tokens: int, grid_size: GridSize, num_prefix_tokens: int) -> None:
     if not isinstance(grid_size, (tuple, list)) or len(grid_size) != 2:
         raise ValueError(f"grid_size must be (H, W), got {grid_size!r}")

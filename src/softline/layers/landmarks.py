@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softline.layers.grid import GridSize, as_pair, spatial_map, spatial_tokens
-from softline.ops.chunks import is_traced
+from softline.layers.grid import GridSize, as_pair, pad_to_whole, spatial_map, spatial_tokens
 from softline.ops.inputs import check_option, hide, widen, without_autocast
 
 Sampling = Literal["conv", "avgpool", "random", "biased"]
@@ -102,10 +101,7 @@ class LandmarkPlan:
         """Maps [..., height, width], with a cap zero-padded to complete cells."""
         if self.cap is None:
             return maps  # a convolution or pooling with stride = kernel drops what is left over
-        height, width = maps.shape[-2:]
-        below, right = -height % self.ratio[0], -width % self.ratio[1]
-        # a graph serves all sizes and always pads; torch would copy the maps for nothing
-        return F.pad(maps, (0, right, 0, below)) if is_traced() or below or right else maps
+        return pad_to_whole(maps, self.ratio)
 
     def bins(self, tokens: int, extents: Tensor | None, axis: int, device: torch.device) -> Tensor:
         """1 where a cell lies in a landmark's bin: [1, landmarks, cells], or [B, landmarks, cells] with extents [B]."""
