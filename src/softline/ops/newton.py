@@ -82,10 +82,7 @@ class _OneStepInverse(torch.autograd.Function):
         shape = A.shape
         inverse, negative = inverse.reshape(-1, *shape[-2:]), -A.reshape(-1, *shape[-2:])
         for _ in range(iterations):
-            # 2 X - X A X = X (2 I - A X), whose bracket is finished in place
-            bracket = torch.bmm(negative, inverse)
-            bracket.diagonal(dim1=-2, dim2=-1).add_(2)
-            inverse = torch.bmm(inverse, bracket)
+            inverse = torch.baddbmm(inverse, inverse, torch.bmm(negative, inverse), beta=2)
         return inverse.reshape(shape) / norm
 
     @staticmethod

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from softline.ops.gaussian import exp_of, gaussian_kernel, hide_pairs, left_factor, right_factor
+from softline.ops.gaussian import gaussian_kernel, hide_pairs, left_factor, power_of_two, right_factor
 from softline.ops.inputs import (
     Impl,
     check_alike,
@@ -169,7 +169,7 @@ def _landmark_kernel(landmarks: Tensor, scale: float, landmark_mask: Tensor | No
     exact = landmarks if landmarks.device.type == "mps" else landmarks.double()
     centre = exact.mean(-2, keepdim=True).detach()
     exponents = left_factor(exact, centre, scale) @ right_factor(exact, centre, scale).mT
-    A = hide_pairs(exp_of(exponents.to(landmarks.dtype)), landmark_mask, landmark_mask)
+    A = hide_pairs(power_of_two(exponents.to(landmarks.dtype)), landmark_mask, landmark_mask)
     diagonal = torch.eye(A.shape[-1], dtype=torch.bool, device=A.device)
     return A.masked_fill(diagonal, 1)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from softline.ops.chunks import is_traced, multiply_by, token_chunks
-from softline.ops.gaussian import exp_of, hide_pairs, left_factor, right_factor
+from softline.ops.gaussian import hide_pairs, left_factor, power_of_two, right_factor
 from softline.ops.inputs import count_tokens, prepare, saturate
 
 # so many numbers of P are computed once and held, 32 MB in float32; a larger P is cut into samples and, where one
@@ -144,7 +144,7 @@ class _Kernel:
     def block(self, chunk: slice) -> Tensor:
         """[B, H, m, n]; the last one is at hand when it is asked for again, so that a single one is computed once."""
         if self.last is None or self.last[0] is not chunk:
-            P = exp_of(self.left @ self.right(chunk).mT)
+            P = power_of_two(self.left @ self.right(chunk).mT)
             self.last = chunk, hide_pairs(P, self.landmark_mask, self.mask(chunk))
         return self.last[1]
 
