@@ -23,8 +23,9 @@ def small_memory(monkeypatch):
     monkeypatch.setattr(ProcessMeter, "__call__", measure)
 
 
-def test_layers_print_a_table_and_write_json_and_a_figure(small_memory, tmp_path, capsys):
+def test_layers_print_a_table_and_write_json_and_a_figure(small_memory, tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4000000000")
     paths = tmp_path / "rows.json", tmp_path / "figure.png"
     assert main([*LAYERS, "--json", str(paths[0]), "--figure", str(paths[1]), "--threads", "1"]) == 0
     printed = capsys.readouterr()
@@ -36,7 +37,9 @@ def test_layers_print_a_table_and_write_json_and_a_figure(small_memory, tmp_path
     assert [row["failure"] for row in written["rows"] if row["case"] == "softmax"] == [None, None] + [OUT_OF_MEMORY] * 2
     assert written["environment"]["softline"] == __version__
     assert written["environment"]["threads"] == 1
-    assert written["command"].startswith("softline bench layers --sizes 64,32")
+    settings, command = written["command"].split("softline ", 1)
+    assert "MALLOC_TRIM_THRESHOLD_=4000000000" in settings
+    assert command.startswith("bench layers --sizes 64,32")
     assert written["finished"]
     assert len(written["peaks"]) == 4
     assert paths[1].read_bytes().startswith(b"\x89PNG")

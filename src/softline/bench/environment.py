@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,15 @@ import timm
 import torch
 
 import softline
+
+# variables by which users set threads, memory allocation and compilation, by their beginnings
+TUNING = ("GLIBC_TUNABLES", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "OMP_", "THP_MEM_", "TORCHINDUCTOR_")
+
+
+def with_settings(command: str) -> str:
+    """The command preceded by the environment variables that change its speed."""
+    set_here = sorted(name for name in os.environ if name.startswith(TUNING))
+    return " ".join([*(f"{name}={shlex.quote(os.environ[name])}" for name in set_here), command])
 
 
 def environment(device: str = "cpu") -> dict[str, str | int | bool | None]:

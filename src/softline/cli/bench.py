@@ -25,7 +25,7 @@ from softline.bench.cases import (
     check_device,
     parse_model,
 )
-from softline.bench.environment import environment
+from softline.bench.environment import environment, with_settings
 from softline.bench.measure import Row, measure
 from softline.bench.memory import GIB, ProcessMeter, available_memory, can_measure
 from softline.bench.results import Results
@@ -279,7 +279,9 @@ def _results(options: argparse.Namespace, cases: Sequence[Case], meter: ProcessM
         if hasattr(options, name):
             shared[name] = getattr(options, name)
     machine = dict(environment(options.device))
-    return Results(options.kind, options.command_line, options.baseline or cases[0].name, shared, machine)
+    return Results(
+        options.kind, with_settings(options.command_line), options.baseline or cases[0].name, shared, machine
+    )
 
 
 def _machine(results: Results) -> str:
