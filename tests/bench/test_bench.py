@@ -177,7 +177,7 @@ def test_the_dtype_is_that_of_weights_and_inputs():
 
 
 def test_options_of_models_are_yaml():
-    case = parse_model("softpp_micro:attention=[softpp, softmax, inline, inline],drop_rate=0.5,in_chans=1")
+    case = parse_model("softpp_micro:attention=[softpp, softmax, inline, inline],drop_rate=5e-1,in_chans=1")
     assert case.model == "softpp_micro"
     assert case.options == {"attention": ["softpp", "softmax", "inline", "inline"], "drop_rate": 0.5, "in_chans": 1}
     prepare(case, 32, "infer", Setting()).run()

@@ -16,6 +16,7 @@ from softline import ops
 from softline.attention import ATTENTIONS
 from softline.backbones.backbone import build_attention
 from softline.engine.build import build_model, check_model_name
+from softline.engine.reading import yaml_value
 from softline.engine.recipe import ModelRecipe
 from softline.layers.blocks import PreNormBlock
 from softline.layers.grid import GridSize
@@ -336,8 +337,6 @@ class ModelCase:
 
 def parse_model(text: str) -> ModelCase:
     """``softpp_tiny`` or ``softpp_tiny:attention=inline,drop_rate=0.1``: values are YAML."""
-    import yaml
-
     name, _, listed = text.partition(":")
     if name in ("local-dir", "hf-hub"):
         # for timm to resolve
@@ -351,8 +350,5 @@ def parse_model(text: str) -> ModelCase:
         key, equals, value = part.partition("=")
         if not equals or not key.strip().isidentifier():
             raise ValueError(f"options of a model are KEY=VALUE,... as in softpp_tiny:attention=inline; got {text!r}")
-        try:
-            options[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ValueError(f"{key.strip()} of {name} must be YAML, got {value!r}") from None
+        options[key.strip()] = yaml_value(f"{key.strip()} of {name}", value)
     return ModelCase(text, name, options)

@@ -245,9 +245,6 @@ def _is_key(key: str, keys: Sequence[str]) -> bool:
 
 def _value(key: str, text: str, kind: type[Any]) -> Any:
     """What the text means where it stands: text stays text where text is wanted, the rest is YAML."""
-    import yaml
-    from jsonargparse import get_loader
-
     name, _, rest = key.partition(".")
     annotation = {entry.name: entry.type for entry in dataclasses.fields(kind)}.get(name)
     section = _section(annotation)
@@ -255,10 +252,18 @@ def _value(key: str, text: str, kind: type[Any]) -> Any:
         return _value(rest, text, section)
     if annotation is str or (annotation == str | None and text != "null"):
         return text
+    return yaml_value(key, text)
+
+
+def yaml_value(key: str, text: str) -> Any:
+    """One value in YAML; unlike yaml's own reader it takes 1e-3 for a number."""
+    import yaml
+    from jsonargparse import get_loader
+
     try:
         return get_loader("yaml")(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"{key}: {_tidy(str(error))}") from None
+        raise ValueError(f"{key} must be YAML, got {text!r}: {_tidy(str(error))}") from None
 
 
 def _suggest(key: str, keys: Sequence[str], prefix: str = "") -> str:
