@@ -78,10 +78,11 @@ def test_options_of_the_measurement_are_written(small_memory, tmp_path):
     assert json.loads(out.read_text())["options"]["memory_limit_bytes"] is None
 
 
-def test_nothing_measured_is_an_error(capsys):
+def test_nothing_measured_is_an_error(tmp_path, capsys):
     models = ["bench", "models", "inline_micro:no_such_option=1", "--sizes", "32", "--no-memory", "--rounds", "1"]
-    assert main(models) == 1
+    assert main([*models, "--figure", str(tmp_path / "empty.png")]) == 1
     assert "no_such_option" in capsys.readouterr().out
+    assert not (tmp_path / "empty.png").exists()
 
 
 def test_memory_prints_slopes_and_says_which_is_smallest(small_memory, tmp_path, capsys):

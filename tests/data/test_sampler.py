@@ -118,3 +118,38 @@ def test_evaluation_counts_every_image_once(length, processes):
 def test_a_process_without_images_still_takes_part():
     shard = EvalShard(2, rank=3, processes=4)
     assert (shard.valid, list(shard)) == (0, [1])
+
+
+def batches_of(groups, **options):
+    sampler = TrainBatches(len(groups), batch_size=4, start_step=0, groups=groups, **{"seed": 3, **options})
+    return sampler, [[index for _, index in batch] for batch in sampler]
+
+
+def test_the_images_of_a_batch_are_of_one_group_and_whole_batches_are_all_used():
+    groups = [0] * 11 + [1] * 6 + [2] * 3
+    sampler, batches = batches_of(groups, total_steps=9)
+    assert sampler.steps_per_epoch == 2 + 1
+    assert all(len({groups[index] for index in batch}) == 1 for batch in batches)
+    for epoch in range(3):
+        seen = [index for batch in batches[3 * epoch : 3 * epoch + 3] for index in batch]
+        assert len(set(seen)) == len(seen) == 12
+
+
+def test_groups_take_turns_at_random_and_alike_for_every_number_of_processes():
+    groups = [0, 1] * 40
+    _, batches = batches_of(groups, total_steps=20)
+    kinds = [groups[batch[0]] for batch in batches]
+    assert sorted(kinds) == [0] * 10 + [1] * 10
+    assert kinds not in ([0] * 10 + [1] * 10, [1] * 10 + [0] * 10)
+    halves = [batches_of(groups, total_steps=20, rank=rank, processes=2)[1] for rank in range(2)]
+    assert [first + second for first, second in zip(*halves, strict=True)] == batches
+    later = batches_of(groups, total_steps=20)[0]
+    later.start_step = 13
+    assert [[index for _, index in batch] for batch in later] == batches[13:]
+
+
+def test_groups_without_a_whole_batch_are_refused():
+    with pytest.raises(ValueError, match=r"batch_size \(4\) is larger than each group of training images \(\[3, 2\]\)"):
+        batches_of([0, 0, 0, 1, 1], total_steps=1)
+    with pytest.raises(ValueError, match="one number for each of 3 images, got 2"):
+        TrainBatches(3, batch_size=1, seed=0, start_step=0, total_steps=1, groups=[0, 0])

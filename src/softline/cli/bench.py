@@ -379,7 +379,7 @@ def _finish(options: argparse.Namespace, results: Results) -> None:
     if options.json is not None:
         write_json(options.json, results.to_dict())
         print(f"measurements: {options.json}")
-    if options.figure is not None:
+    if options.figure is not None and any(row.failure is None for row in results.rows):
         _draw(options, results)
         print(f"figure: {options.figure}")
 

@@ -1,6 +1,7 @@
 """Which images each process reads, step by step."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.utils.data import Sampler
@@ -19,6 +20,8 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
     length: number of training images.
     batch_size: images of one optimizer step, over all processes and accumulations.
     start_step, total_steps: the optimizer steps start_step .. total_steps - 1 are yielded.
+    groups: a number for each image, such as whether it is wide or tall; all images of a batch then have the same one,
+        and what is left over in each group is not used.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         rank: int = 0,
         processes: int = 1,
         accumulate: int = 1,
+        groups: Sequence[int] | None = None,
     ) -> None:
         check_integer("length", length, 1)
         check_integer("batch_size", batch_size, 1)
@@ -46,13 +50,16 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
             raise ValueError(
                 f"batch_size ({batch_size}) must be divisible by processes ({processes}) * accumulate ({accumulate})"
             )
+        if groups is not None and len(groups) != length:
+            raise ValueError(f"groups must have one number for each of {length} images, got {len(groups)}")
+        self.groups = None if groups is None else torch.as_tensor(groups)
+        counts = [length] if groups is None else list(Counter(groups).values())
+        self.steps_per_epoch = sum(count // batch_size for count in counts)
+        if self.steps_per_epoch == 0:
+            raise ValueError(f"batch_size ({batch_size}) is larger than each group of training images ({counts})")
         self.length, self.batch_size, self.seed = length, batch_size, seed
         self.start_step, self.total_steps = start_step, total_steps
         self.rank, self.processes, self.accumulate = rank, processes, accumulate
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.length // self.batch_size
 
     def __len__(self) -> int:
         return (self.total_steps - self.start_step) * self.accumulate
@@ -68,7 +75,15 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
             step += last - first
 
     def _order(self, epoch: int) -> torch.Tensor:
-        return torch.randperm(self.length, generator=torch.Generator().manual_seed(mix(self.seed, epoch)))
+        generator = torch.Generator().manual_seed(mix(self.seed, epoch))
+        order = torch.randperm(self.length, generator=generator)
+        if self.groups is None:
+            return order
+        batches = []
+        for group in self.groups.unique():
+            members = order[self.groups[order] == group]
+            batches += members.split(self.batch_size)[: len(members) // self.batch_size]
+        return torch.cat([batches[place] for place in torch.randperm(len(batches), generator=generator)])
 
     def _micro_batches(self, epoch: int, batch: torch.Tensor) -> Iterator[list[tuple[int, int]]]:
         for chunk in batch.chunk(self.accumulate * self.processes)[self.rank :: self.processes]:

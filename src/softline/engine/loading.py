@@ -18,19 +18,7 @@ from softline.tasks import Task
 
 def steps_per_epoch(task: Task, recipe: Recipe, *, processes: int = 1) -> int:
     """Whole batches in one pass over the training data."""
-    length = _length(task.train_set)
-    if isinstance(task.train_set, IterableDataset):
-        # a stream counts the share of one process
-        length *= processes
-    return TrainBatches(
-        length,
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        start_step=0,
-        total_steps=1,
-        processes=processes,
-        accumulate=recipe.accumulate,
-    ).steps_per_epoch
+    return _sampler(task, recipe, start_step=0, total_steps=1, processes=processes).steps_per_epoch
 
 
 def train_batches(
@@ -42,19 +30,28 @@ def train_batches(
         batches = _stream(task, recipe, micro, start_step, steps_per_epoch(task, recipe, processes=processes))
         batches = itertools.islice(batches, (total_steps - start_step) * recipe.accumulate)
     else:
-        sampler = TrainBatches(
-            _length(task.train_set),
-            batch_size=recipe.batch_size,
-            seed=recipe.seed,
-            start_step=start_step,
-            total_steps=total_steps,
-            rank=rank,
-            processes=processes,
-            accumulate=recipe.accumulate,
+        sampler = _sampler(
+            task, recipe, start_step=start_step, total_steps=total_steps, rank=rank, processes=processes
         )
         batches = _load(task, recipe.workers, batch_sampler=sampler)
     while step := list(itertools.islice(batches, recipe.accumulate)):
         yield step
+
+
+def _sampler(task: Task, recipe: Recipe, *, processes: int, **options: Any) -> TrainBatches:
+    length = _length(task.train_set)
+    if isinstance(task.train_set, IterableDataset):
+        # a stream counts the share of one process
+        length *= processes
+    return TrainBatches(
+        length,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        processes=processes,
+        accumulate=recipe.accumulate,
+        groups=task.groups,
+        **options,
+    )
 
 
 def eval_batches(

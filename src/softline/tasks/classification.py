@@ -21,6 +21,7 @@ class Classification:
     mixup: timm's, which then also smooths.
     """
 
+    groups = None
     monitor = "top1"
     unit = "images"
 

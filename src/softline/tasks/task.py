@@ -20,6 +20,8 @@ class Task(Protocol):
     train_set: Dataset[Any] | None
     """Indexed by (epoch, index), or iterable with ``set_epoch`` where samples can only be read in order."""
     val_set: Dataset[Any] | None
+    groups: Sequence[int] | None
+    """A number for each training sample; a batch is made of samples with the same one. None: any."""
     monitor: str
     """The metric that tells the best checkpoint; more is better."""
     unit: str
