@@ -17,7 +17,7 @@ from softline.backbones import cswin, deit, pvt, soft, swin
 from softline.backbones.official import check_keys, key_map, load_official, rename_keys
 from softline.ops.inputs import check_option
 
-__all__ = ["FAMILIES", "Conversion", "convert_official", "from_official", "load_official"]
+__all__ = ["FAMILIES", "Conversion", "convert_official", "from_official", "load_official", "read_weights"]
 
 # each family's file builds its released network and maps its parameter names
 FAMILIES: dict[str, ModuleType] = {
@@ -43,6 +43,15 @@ def from_official(family: str, state_dict: Mapping[str, Tensor], config: Mapping
     check_keys(model, renamed, f"this {family} model")
     model.load_state_dict(renamed)
     return model.eval()
+
+
+def read_weights(path: str | Path, model: str) -> dict[str, Tensor]:
+    """The weights in a file of softline, timm or the authors, under the names that softline's ``model`` has."""
+    weights = load_official(path)
+    # softline's own begin with its stages, no release's do
+    if model in released_models() and not any(key.startswith("stages.") for key in weights):
+        return rename_keys(weights, _rules(model))
+    return weights
 
 
 class Conversion(NamedTuple):

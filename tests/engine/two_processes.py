@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 
 from softline.cli import main
 from softline.engine import distributed
-from softline.engine.build import build_task
+from softline.engine.build_task import build_task
 from softline.engine.evaluate import evaluate
 from softline.engine.events import Saved
 from softline.engine.train import train

@@ -282,8 +282,9 @@ def fit_positions(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, 
         key, position = f"stages.{index}.position.weight", getattr(stage, "position", None)
         if position is None or key not in state_dict or state_dict[key].shape == position.weight.shape:
             continue
-        side = math.isqrt(state_dict[key].shape[1] - stage.num_prefix_tokens)
-        state_dict[key] = position.resize(state_dict[key], (side, side), position.grid_size)
+        side = math.isqrt(max(state_dict[key].shape[1] - stage.num_prefix_tokens, 0))
+        if side**2 + stage.num_prefix_tokens == state_dict[key].shape[1]:
+            state_dict[key] = position.resize(state_dict[key], (side, side), position.grid_size)
     return {key: _fit_bias(key, value, own) for key, value in state_dict.items()}
 
 

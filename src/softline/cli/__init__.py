@@ -14,6 +14,7 @@ COMMANDS = (quickstart, train, evaluate, predict, compare, bench, models, conver
 # packages of the extras, by the extra that brings them
 EXTRAS = {
     **dict.fromkeys(("accelerate", "jsonargparse", "matplotlib", "rich", "tensorboard", "torchmetrics"), "train"),
+    **dict.fromkeys(("faster_coco_eval", "segmentation_models_pytorch"), "dense"),
 }
 
 

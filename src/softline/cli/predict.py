@@ -2,7 +2,9 @@
 
 import argparse
 import dataclasses
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from softline.cli.arguments import Commands, check_parent
 
@@ -10,31 +12,84 @@ from softline.cli.arguments import Commands, check_parent
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "predict",
-        help="name what is on images",
-        description="The likeliest classes of each image with their probabilities.",
+        help="name, or draw, what is on images",
+        description="Classifiers: the likeliest classes of each image with their probabilities. Detectors draw boxes "
+        "and masks, segmenters a colour for each pixel with a legend, as PNG files in a directory.",
     )
     parser.add_argument(
         "checkpoint", help="a .pt file of `softline train`, a directory that timm saved, or a published model's name"
     )
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
-    parser.add_argument("--top", type=int, default=5, metavar="K", help="classes for each image (default: 5)")
+    parser.add_argument("--top", type=int, metavar="K", help="classes for each image, of classifiers (default: 5)")
+    parser.add_argument(
+        "--score", type=float, metavar="S", help="least score of an object, of detectors (default: 0.5)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where detectors and segmenters put what they draw")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the predictions here")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     from softline.engine.files import write_json
-    from softline.engine.trained import load_trained, predict
-    from softline.ops.inputs import check_integer
+    from softline.engine.trained import load_trained
 
-    check_integer("--top", options.top, 1)
     check_parent(options.json)
     trained = load_trained(options.checkpoint)
+    predictions = _name(options, trained) if trained.task == "classification" else _draw(options, trained)
+    if options.json is not None:
+        write_json(options.json, predictions)
+
+
+def _name(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
+    from softline.engine.trained import predict
+    from softline.ops.inputs import check_integer
+
+    _refuse(options, trained, "out", "score")
+    top = 5 if options.top is None else options.top
+    check_integer("--top", top, 1)
     predictions = []
-    for prediction in predict(trained, options.images, top=options.top):
+    for prediction in predict(trained, options.images, top=top):
         predictions.append(dataclasses.asdict(prediction))
         print(prediction.name)
         for name, probability in zip(prediction.classes, prediction.probabilities, strict=True):
             print(f"  {100 * probability:5.1f} %  {name}")
-    if options.json is not None:
-        write_json(options.json, predictions)
+    return predictions
+
+
+def _draw(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
+    from softline.engine.dense import predict_dense
+    from softline.engine.files import make_directory, write_whole
+
+    _refuse(options, trained, *(["top"] if trained.task == "detection" else ["top", "score"]))
+    if options.out is None:
+        raise ValueError(f"a model for {trained.task} draws on the images: say where to by --out DIR")
+    least = 0.5 if options.score is None else options.score
+    if not 0 <= least <= 1:
+        raise ValueError(f"--score must be between 0 and 1, got {least}")
+    names = [f"{Path(path).stem}.png" for path in options.images]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"several images would be drawn to {twice[0]}: name them apart, or use several directories")
+    make_directory(options.out)
+    predictions = []
+    drawn_images = predict_dense(trained.model, trained.classes, trained.recipe, options.images, least_score=least)
+    for name, drawn in zip(names, drawn_images, strict=True):
+        target = options.out / name
+        write_whole(target, partial(drawn.image.save, format="PNG"))
+        predictions.append({"name": drawn.name, **drawn.found})
+        print(f"{drawn.name} -> {target}: {_summary(drawn.found)}")
+    return predictions
+
+
+def _summary(found: dict[str, Any]) -> str:
+    if "objects" in found:
+        names = [each["class"] for each in found["objects"]]
+        return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no objects"
+    shares = sorted(found["pixels"].items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares[:6])
+
+
+def _refuse(options: argparse.Namespace, trained: Any, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} has no meaning for a model of {trained.task}")

@@ -90,10 +90,15 @@ def evaluation_line(event: Evaluated) -> str:
 
 
 def metrics_text(metrics: dict[str, float]) -> str:
-    """Fractions named top-k as percentages."""
-    accuracies = [f"{name} {100 * value:.2f} %" for name, value in metrics.items() if name.startswith("top")]
-    others = [f"{name} {value:.4f}" for name, value in metrics.items() if not name.startswith("top")]
-    return "  ".join(accuracies + others)
+    """All but losses as percentages."""
+    fractions = [f"{name} {percent(value)}" for name, value in metrics.items() if name != "loss"]
+    losses = [f"{name} {value:.4f}" for name, value in metrics.items() if name == "loss"]
+    return "  ".join(fractions + losses)
+
+
+def percent(fraction: float | None) -> str:
+    """COCO gives -1 where there is nothing to measure."""
+    return "none" if fraction is None or fraction < 0 else f"{100 * fraction:.2f} %"
 
 
 def duration(seconds: float) -> str:

@@ -1,9 +1,8 @@
-"""From a recipe to the task it names: model, data, transforms."""
+"""From a recipe of classification to its task: model, data, transforms."""
 
 import difflib
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import timm
@@ -14,7 +13,8 @@ from torch.utils.data import Dataset
 
 from softline.backbones import MODEL_NAMES
 from softline.backbones.backbone import fit_positions
-from softline.backbones.official import check_keys, load_official
+from softline.backbones.official import check_keys
+from softline.checkpoints import read_weights
 from softline.data import (
     ImageSource,
     ImageStream,
@@ -28,17 +28,11 @@ from softline.data import (
     without,
 )
 from softline.engine import distributed
-from softline.engine.recipe import Augment, ClassificationRecipe, ImageData, ModelRecipe, Recipe
-from softline.tasks import Classification, Task
+from softline.engine.recipe import Augment, ClassificationRecipe, ImageData, ModelRecipe
+from softline.tasks import Classification
 
 Notify = Callable[[str], None]
 log = logging.getLogger(__name__)
-
-
-def build_task(recipe: Recipe, *, rank: int = 0, notify: Notify = log.info) -> Task:
-    """The task that the recipe names; ``notify`` hears what was left out of the data."""
-    assert isinstance(recipe, ClassificationRecipe), "every type of recipe has its builder"
-    return build_classification(recipe, rank=rank, notify=notify)
 
 
 def build_classification(recipe: ClassificationRecipe, *, rank: int = 0, notify: Notify = log.info) -> Classification:
@@ -135,7 +129,7 @@ def check_model_name(name: str) -> None:
 
 def load_weights(model: nn.Module, path: str, *, name: str) -> None:
     """Start from a checkpoint: positions are interpolated, a classifier for other classes is left as it is."""
-    weights = fit_positions(load_official(Path(path)), model)
+    weights = fit_positions(read_weights(path, name), model)
     own = model.state_dict()
     classifier = [key for key in own if key.startswith(f"{_classifier_name(model)}.")]
     if any(key in weights and weights[key].shape != own[key].shape for key in classifier):
@@ -228,6 +222,11 @@ def leave_out_corrupt(source: ImageSource | ImageStream, split: str, notify: Not
         raise ValueError(
             "skip_corrupt needs images that can be read in any order: a directory, a .tar, hfds/ or torch/"
         )
+    return without(source, corrupt_indices(source, split, notify))
+
+
+def corrupt_indices(source: Any, split: str, notify: Notify) -> list[int]:
+    """Of the images that cannot be loaded; all processes share the search."""
     notify(f"{split}: looking for corrupt images among {len(source):,}")
     corrupt = distributed.gather_lists(find_corrupt(source, shard=distributed.place()))
     names = ", ".join(image.name for image in corrupt[:10]) + (", ..." if len(corrupt) > 10 else "")
@@ -236,7 +235,7 @@ def leave_out_corrupt(source: ImageSource | ImageStream, split: str, notify: Not
     )
     if len(corrupt) == len(source):
         raise ValueError(f"{split}: none of the {len(source)} images can be decoded")
-    return without(source, [image.index for image in corrupt])
+    return [image.index for image in corrupt]
 
 
 def image_dataset(

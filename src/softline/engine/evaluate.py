@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -20,6 +21,8 @@ class Evaluation:
     samples: int
     """That counted, over all processes."""
     per_second: float
+    details: dict[str, Any]
+    """Numbers for each class, where the task has them."""
 
 
 def evaluate(
@@ -64,9 +67,10 @@ def evaluate(
                 progress(counted, total)
     # over all processes
     values = {name: float(value) for name, value in metrics.compute().items()}
+    details = task.details(metrics)
     seconds = time.perf_counter() - begin
     model.train(training)
     samples = int(accelerator.reduce(torch.tensor(counted, device=accelerator.device), "sum"))
     if samples == 0:
         raise ValueError("the validation data is empty")
-    return Evaluation(values, samples, samples / seconds)
+    return Evaluation(values, samples, samples / seconds, details)

@@ -30,9 +30,7 @@ def train_batches(
         batches = _stream(task, recipe, micro, start_step, steps_per_epoch(task, recipe, processes=processes))
         batches = itertools.islice(batches, (total_steps - start_step) * recipe.accumulate)
     else:
-        sampler = _sampler(
-            task, recipe, start_step=start_step, total_steps=total_steps, rank=rank, processes=processes
-        )
+        sampler = _sampler(task, recipe, start_step=start_step, total_steps=total_steps, rank=rank, processes=processes)
         batches = _load(task, recipe.workers, batch_sampler=sampler)
     while step := list(itertools.islice(batches, recipe.accumulate)):
         yield step

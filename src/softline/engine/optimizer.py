@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, list_optimizers
+from timm.optim import create_optimizer_v2, list_optimizers, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
@@ -15,9 +15,15 @@ from softline.ops.inputs import check_option
 def create_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, lr_scale: float = 1.0) -> torch.optim.Optimizer:
     """Matrices and kernels decay; biases, norms and the model's ``no_weight_decay()`` do not."""
     check_option("optimizer.name", recipe.name, [str(name) for name in list_optimizers()])
+    parameters: Any = model
+    if not hasattr(model, "no_weight_decay") and not hasattr(model, "group_matcher"):
+        # timm asks the model alone: the backbone inside a detector or segmenter would not be heard
+        if recipe.layer_decay is not None:
+            raise ValueError("optimizer.layer_decay is for classification: a model with a head has no order of layers")
+        parameters = param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=undecayed(model))
     try:
         return create_optimizer_v2(
-            model,
+            parameters,
             opt=recipe.name,
             lr=recipe.lr * lr_scale,
             weight_decay=recipe.weight_decay,
@@ -26,6 +32,15 @@ def create_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, lr_scale: flo
         )
     except TypeError as error:
         raise ValueError(f"optimizer.options of {recipe.name}: {error}") from None
+
+
+def undecayed(model: nn.Module) -> set[str]:
+    """Parameters that the networks inside a model name in ``no_weight_decay()``."""
+    names = set()
+    for path, module in model.named_modules():
+        if hasattr(module, "no_weight_decay"):
+            names |= {f"{path}.{name}" for name in module.no_weight_decay()}
+    return names
 
 
 def create_schedule(

@@ -217,7 +217,126 @@ class ClassificationRecipe(Recipe):
             )
 
 
-RECIPE_TYPES: dict[str, type[Recipe]] = {"classification": ClassificationRecipe}
+@dataclass(frozen=True, kw_only=True)
+class DetectionData:
+    source: str
+    """Directory in COCO's layout: SPLIT/*.jpg and annotations/instances_SPLIT.json."""
+    train_split: str = "train2017"
+    val_split: str = "val2017"
+    train_annotations: str | None = None
+    """The JSON file, if it lies elsewhere."""
+    val_annotations: str | None = None
+    mean: tuple[float, ...] | None = None
+    """Of the channels, in 0 to 1; the model's own by default."""
+    std: tuple[float, ...] | None = None
+    train_short_sides: tuple[int, ...] = (800,)
+    """Training images are resized so that their short side is one of these, by chance."""
+    short_side: int = 800
+    """Of test images."""
+    long_side: int = 1333
+    """The most that the long side may have, in training and test."""
+    hflip: float = 0.5
+    group_aspects: bool = True
+    """Batches of wide or of tall images, so that less of them is padding."""
+    skip_annotations: bool = False
+    """Leave out annotations that nothing can be learnt from, such as boxes without height, and tell which."""
+    skip_corrupt: bool = False
+    """That, and look for unreadable images first and leave them out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorRecipe:
+    name: Literal["retinanet", "mask_rcnn"]
+    options: dict[str, Any] = field(default_factory=dict)
+    """Its keyword arguments: channels, anchor_sizes, score_threshold, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionRecipe(Recipe):
+    """Boxes, and with mask_rcnn masks; ``model`` is the backbone."""
+
+    data: DetectionData
+    head: DetectorRecipe
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("data.hflip", self.data.hflip, 0, 1)
+        check_range("data.short_side", self.data.short_side, 1, self.data.long_side)
+        if not self.data.train_short_sides:
+            raise ValueError("data.train_short_sides must name at least one length")
+        for side in self.data.train_short_sides:
+            check_range("data.train_short_sides", side, 1, self.data.long_side)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemanticData:
+    source: str
+    layout: Literal["ade20k", "cityscapes", "folder"]
+    """How the directory is laid out; folder: SPLIT/* with SPLITannot/*.png, or images/SPLIT with masks/SPLIT."""
+    train_split: str = "train"
+    val_split: str = "val"
+    classes: list[str] | int | None = None
+    """Names, or how many there are; only of layout folder."""
+    ignore_index: int | None = None
+    """The value in the masks that means no class; only of layout folder."""
+    mean: tuple[float, ...] | None = None
+    """Of the channels, in 0 to 1; the model's own by default."""
+    std: tuple[float, ...] | None = None
+    crop: tuple[int, int]
+    """Rows and columns of training images."""
+    base_size: tuple[int, int] | None = None
+    """Short and long side into which training images are fitted first; None keeps their own."""
+    scale: tuple[float, float] = (0.5, 2.0)
+    """By which training images are resized before the crop."""
+    largest_share: float = 0.75
+    """Of a crop's pixels that one class may have, if a few tries find such a crop."""
+    hflip: float = 0.5
+    distort: bool = True
+    """Brightness, contrast, saturation and hue by chance."""
+    short_side: int | None = None
+    """Test images are resized to it, and predictions back; None leaves them as they are."""
+    long_side: int | None = None
+    """The most that the long side of a test image becomes by that."""
+    inference: Literal["whole", "slide"] = "whole"
+    """Test images at once, or in windows of the crop's size that overlap by a third."""
+    skip_corrupt: bool = False
+    """Look for unreadable images and masks first and leave them out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmenterRecipe:
+    name: Literal["upernet", "semantic_fpn"]
+    options: dict[str, Any] = field(default_factory=dict)
+    """Its keyword arguments: channels, auxiliary, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationRecipe(Recipe):
+    """A class for each pixel; ``model`` is the backbone."""
+
+    data: SemanticData
+    head: SegmenterRecipe
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("data.hflip", self.data.hflip, 0, 1)
+        check_range("data.largest_share", self.data.largest_share, 0, 1, open_low=True)
+        for side in self.data.crop:
+            check_range("data.crop", side, 1)
+        low, high = self.data.scale
+        if not 0 < low <= high:
+            raise ValueError(f"data.scale must be two factors 0 < low <= high, got {self.data.scale}")
+        if self.data.short_side is not None:
+            check_range("data.short_side", self.data.short_side, 1)
+        if self.data.layout == "folder" and self.data.classes is None:
+            raise ValueError("data.layout folder needs data.classes: their names, or how many there are")
+
+
+RECIPE_TYPES: dict[str, type[Recipe]] = {
+    "classification": ClassificationRecipe,
+    "detection": DetectionRecipe,
+    "segmentation": SegmentationRecipe,
+}
 
 
 def check_range(

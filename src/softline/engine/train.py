@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from softline.backbones.official import check_keys
 from softline.data.randomness import mix
 from softline.engine import distributed
-from softline.engine.build import build_task
+from softline.engine.build_task import build_task
 from softline.engine.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from softline.engine.evaluate import Evaluation, evaluate
 from softline.engine.events import (

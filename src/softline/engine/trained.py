@@ -1,4 +1,4 @@
-"""Use a trained model: load it, evaluate it at several image sizes, name what is on an image."""
+"""Use a trained model: load it; evaluate a classifier at several image sizes, name what is on an image."""
 
 import copy
 import dataclasses
@@ -10,13 +10,10 @@ from typing import Any
 import timm
 import torch
 from accelerate import Accelerator
-from PIL import ImageOps
 from torch import Tensor, nn
 
 from softline.backbones.official import check_keys
 from softline.data import in_order, open_source
-from softline.data.images import to_mode
-from softline.data.interface import UNREADABLE, decode, describe
 from softline.engine.build import (
     Notify,
     build_model,
@@ -30,8 +27,9 @@ from softline.engine.build import (
 )
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.evaluate import Evaluation, evaluate
+from softline.engine.images import read_image
 from softline.engine.reading import read_recipe
-from softline.engine.recipe import ClassificationRecipe
+from softline.engine.recipe import ClassificationRecipe, Recipe
 from softline.tasks import Classification
 
 
@@ -44,7 +42,14 @@ class Trained:
     classes: tuple[str, ...]
     """Names by label; empty if unknown."""
     settings: dict[str, Any]
-    """Of the images it was trained for: size, mean, std, interpolation, crop, colour mode."""
+    """Of the images it was trained for: size, mean, std, interpolation, crop, colour mode; none for dense tasks, whose
+    recipe has them."""
+    recipe: Recipe | None = None
+    """By which it was trained, if softline did."""
+
+    @property
+    def task(self) -> str:
+        return "classification" if self.recipe is None else self.recipe.task
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ def predict(trained: Trained, paths: Sequence[str], *, top: int = 5) -> Iterator
     transform = eval_image_transform(trained.settings)
     trained.model.eval()
     for path in paths:
-        image = _read_image(path, trained.settings["mode"])
+        image = read_image(path, trained.settings["mode"])
         with torch.no_grad():
             logits: Tensor = trained.model(transform(image).unsqueeze(0))[0]
         probabilities = logits.float().softmax(0)
@@ -119,33 +124,25 @@ def predict(trained: Trained, paths: Sequence[str], *, top: int = 5) -> Iterator
         yield Prediction(path, labels, best.values.tolist())
 
 
-def _read_image(path: str, mode: Any) -> Any:
-    if not Path(path).is_file():
-        raise ValueError(
-            f"{path} is a directory: name image files" if Path(path).is_dir() else f"no such image: {path}"
-        )
-    with open(path, "rb") as file:
-        try:
-            image = decode(file)
-        except UNREADABLE as error:
-            raise ValueError(f"{path} cannot be decoded ({describe(error)})") from None
-    # as it is meant to be seen: cameras store the turn beside the pixels
-    return to_mode(ImageOps.exif_transpose(image), mode, lambda: path)
-
-
 def _load_checkpoint(path: Path) -> Trained:
     content = load_checkpoint(path)
     recipe = read_recipe(content["recipe"], where=str(path))
-    if not isinstance(recipe, ClassificationRecipe):
-        raise ValueError(f"{path} was trained for the task {recipe.task}, not for classification")
     classes = tuple(content["facts"]["classes"])
-    # its weights are in the checkpoint
-    bare = dataclasses.replace(recipe.model, pretrained=False, checkpoint=None)
-    model = build_model(bare, len(classes), recipe.data.image_size)
+    settings: dict[str, Any] = {}
+    if isinstance(recipe, ClassificationRecipe):
+        # its weights are in the checkpoint
+        bare = dataclasses.replace(recipe.model, pretrained=False, checkpoint=None)
+        model = build_model(bare, len(classes), recipe.data.image_size)
+        settings = image_settings(model, recipe.data)
+    else:
+        # dense tasks need further packages
+        from softline.engine.dense import dense_model
+
+        model = dense_model(recipe, len(classes))
     weights = content["state_dict"] if content["state_dict_ema"] is None else content["state_dict_ema"]
     check_keys(model, weights, f"{recipe.model.name} ({path})")
     model.load_state_dict(weights)
-    return Trained(recipe.model.name, model, classes, image_settings(model, recipe.data))
+    return Trained(recipe.model.name, model, classes, settings, recipe)
 
 
 def _load_timm(name: str) -> Trained:

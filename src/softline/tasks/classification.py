@@ -21,7 +21,7 @@ class Classification:
     mixup: timm's, which then also smooths.
     """
 
-    groups = None
+    groups: Sequence[int] | None = None
     monitor = "top1"
     unit = "images"
 
@@ -82,6 +82,9 @@ class Classification:
             metrics["top1"].update(logits, labels)
             metrics["top5"].update(logits, labels)
             metrics["loss"].update(F.cross_entropy(logits, labels, reduction="none"))
+
+    def details(self, metrics: MetricCollection) -> dict[str, Any]:
+        return {}
 
     def facts(self) -> dict[str, Any]:
         return {"classes": list(self.classes)}

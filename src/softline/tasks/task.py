@@ -39,5 +39,8 @@ class Task(Protocol):
     def update(self, metrics: MetricCollection, model: nn.Module, batch: Any, valid: int) -> None:
         """Run the model and count the first ``valid`` samples of the batch; the others are padding."""
 
+    def details(self, metrics: MetricCollection) -> dict[str, Any]:
+        """What a report says beside the metrics, such as numbers for each class. All processes call it."""
+
     def facts(self) -> dict[str, Any]:
         """What a checkpoint must know to be used without the data, such as the names of the classes."""

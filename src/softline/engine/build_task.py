@@ -1,0 +1,18 @@
+"""From any recipe to the task it names."""
+
+from softline.engine.build import Notify, build_classification, log
+from softline.engine.recipe import ClassificationRecipe, DetectionRecipe, Recipe, SegmentationRecipe
+from softline.tasks import Task
+
+
+def build_task(recipe: Recipe, *, rank: int = 0, notify: Notify = log.info) -> Task:
+    """``notify`` hears what was left out of the data, and which weights were loaded."""
+    if isinstance(recipe, ClassificationRecipe):
+        return build_classification(recipe, rank=rank, notify=notify)
+    # they need further packages
+    from softline.engine import build_dense
+
+    if isinstance(recipe, DetectionRecipe):
+        return build_dense.build_detection(recipe, notify=notify)
+    assert isinstance(recipe, SegmentationRecipe), "every type of recipe has its builder"
+    return build_dense.build_segmentation(recipe, notify=notify)

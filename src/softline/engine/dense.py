@@ -1,0 +1,120 @@
+"""Use a trained detector or segmenter: evaluate it, and draw what it finds on images."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from PIL import Image
+from torch import nn
+from torchvision.transforms.v2.functional import pil_to_tensor
+
+from softline.data.semantic import palette
+from softline.engine.build import Notify, log
+from softline.engine.build_dense import (
+    build_detector,
+    build_segmenter,
+    detection_val_set,
+    segmentation_eval_transform,
+    segmentation_val_set,
+    windows_of,
+)
+from softline.engine.drawing import draw_detections, draw_labels
+from softline.engine.evaluate import Evaluation, evaluate
+from softline.engine.images import read_image
+from softline.engine.recipe import DetectionRecipe, Recipe, SegmentationRecipe
+from softline.tasks import Task
+from softline.tasks.detection import Detection
+from softline.tasks.segmentation import Segmentation, predict_labels
+
+
+@dataclass(frozen=True)
+class Drawn:
+    name: str
+    """The image's file."""
+    found: dict[str, Any]
+    """Objects with class, score and box, or classes with their share of the pixels: plain numbers and text."""
+    image: Image.Image
+    """With what was found drawn on it."""
+
+
+def dense_model(recipe: Recipe, num_classes: int) -> nn.Module:
+    """The network of a recipe, for the weights of a checkpoint."""
+    bare: Any = recipe.replace(model=dataclasses.replace(recipe.model, pretrained=False, checkpoint=None))
+    if isinstance(recipe, DetectionRecipe):
+        return build_detector(bare, num_classes)
+    assert isinstance(recipe, SegmentationRecipe), "classification has its own"
+    return build_segmenter(bare, num_classes)
+
+
+def evaluate_dense(
+    model: nn.Module,
+    classes: Sequence[str],
+    recipe: Recipe,
+    accelerator: Accelerator,
+    *,
+    batch_size: int = 1,
+    workers: int = 0,
+    notify: Notify = log.info,
+    progress: Callable[[int, int | None], None] = lambda *_: None,
+) -> Evaluation:
+    """On the validation data that the recipe names, which must have the model's classes."""
+    task: Task
+    if isinstance(recipe, DetectionRecipe):
+        boxes = detection_val_set(recipe, notify=notify)
+        found, task = boxes.source.classes, Detection(model, classes, val_set=boxes, masks=boxes.masks)
+    else:
+        assert isinstance(recipe, SegmentationRecipe), "classification has its own"
+        pixels = segmentation_val_set(recipe, model, notify=notify)
+        found = pixels.source.classes
+        task = Segmentation(model, classes, val_set=pixels, windows=windows_of(recipe.data))
+    if tuple(found) != tuple(classes):
+        raise ValueError(f"the classes of {recipe.data.source} are not those the model was trained for")
+    model.to(accelerator.device)
+    result = evaluate(task, model, accelerator, batch_size=batch_size, workers=workers, progress=progress)
+    assert result is not None, "nothing stops it"
+    return result
+
+
+def predict_dense(
+    model: nn.Module, classes: Sequence[str], recipe: Recipe, paths: Sequence[str], *, least_score: float = 0.5
+) -> Iterator[Drawn]:
+    """What is on each image; objects with at least ``least_score``."""
+    model.eval()
+    for path in paths:
+        image = read_image(path, "RGB")
+        if isinstance(recipe, DetectionRecipe):
+            yield _detect(model, classes, path, image, least_score)
+        else:
+            assert isinstance(recipe, SegmentationRecipe), "classification has its own"
+            yield _segment(model, classes, path, image, recipe)
+
+
+def _detect(model: nn.Module, classes: Sequence[str], path: str, image: Image.Image, least_score: float) -> Drawn:
+    pixels = pil_to_tensor(image).float() / 255
+    with torch.no_grad():
+        (found,) = model([pixels])
+    sure = found["scores"] >= least_score
+    found = {name: value[sure] for name, value in found.items()}
+    objects = [
+        {"class": classes[label], "score": score, "box": box}
+        for label, score, box in zip(
+            found["labels"].tolist(), found["scores"].tolist(), found["boxes"].tolist(), strict=True
+        )
+    ]
+    return Drawn(path, {"objects": objects}, draw_detections(image, found, classes, palette(len(classes))))
+
+
+def _segment(
+    model: nn.Module, classes: Sequence[str], path: str, image: Image.Image, recipe: SegmentationRecipe
+) -> Drawn:
+    size = (image.height, image.width)
+    # labels are not looked at
+    pixels, _ = segmentation_eval_transform(model, recipe.data)(image, torch.zeros(size, dtype=torch.uint8).numpy())
+    labels = predict_labels(model, pixels, size, windows=windows_of(recipe.data))
+    counts = torch.bincount(labels.flatten(), minlength=len(classes)).tolist()
+    shares = {name: count / labels.numel() for name, count in zip(classes, counts, strict=True) if count}
+    colours = palette("cityscapes" if recipe.data.layout == "cityscapes" else len(classes))
+    return Drawn(path, {"pixels": shares}, draw_labels(image, labels, classes, colours))

@@ -1,0 +1,25 @@
+"""Single images, as users name them."""
+
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageOps
+
+from softline.data.images import Mode, to_mode
+from softline.data.interface import UNREADABLE, decode, describe
+
+
+def read_image(path: str, mode: Mode) -> Image.Image:
+    """The image as it is meant to be seen."""
+    if not Path(path).is_file():
+        raise ValueError(
+            f"{path} is a directory: name image files" if Path(path).is_dir() else f"no such image: {path}"
+        )
+    with open(path, "rb") as file:
+        try:
+            image = decode(file)
+        except UNREADABLE as error:
+            raise ValueError(f"{path} cannot be decoded ({describe(error)})") from None
+    # cameras store the turn beside the pixels
+    upright: Any = ImageOps.exif_transpose(image)
+    return to_mode(upright, mode, lambda: path)

@@ -1,0 +1,1 @@
+"""Heads of dense tasks: they see lists of feature maps only."""

@@ -1,0 +1,250 @@
+"""RetinaNet and Mask R-CNN of torchvision with a feature pyramid over any backbone that has strides 4, 8, 16, 32.
+
+Focal Loss for Dense Object Detection, https://arxiv.org/abs/1708.02002
+Mask R-CNN, https://arxiv.org/abs/1703.06870
+
+What differs from torchvision's own detectors:
+
+- Padding never reaches the backbone, whose attention sees the whole image. In training it is padded feature maps that
+  make up a batch; in evaluation each image is run by itself, so that its detections do not depend on its neighbours.
+- Anchors lie at the strides of the pyramid. torchvision divides the padded size by that of the map, which for the
+  coarse levels depends on the batch: 800 rows make 13 on P6, hence 61 instead of 64.
+- Regions are pooled at the strides of the pyramid. torchvision guesses them once, from the first batch, by rounding.
+- Under autocast, outputs and anchors are float32: in bfloat16, coordinates above 512 are multiples of 4.
+- Images are shrunk with antialiasing, as in training.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection import MaskRCNN, RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool, LastLevelP6P7
+from torchvision.ops.poolers import LevelMapper
+from torchvision.transforms.v2.functional import resize
+
+from softline.heads.features import STRIDES, StageMaps
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+ANCHOR_SIZES = (32, 64, 128, 256, 512)
+ASPECT_RATIOS = (0.5, 1.0, 2.0)
+
+Target = dict[str, Tensor]
+
+
+class PaddedImages(NamedTuple):
+    """Images of a batch, and how much of each is not padding."""
+
+    pixels: Tensor
+    """[B, 3, H, W]"""
+    sizes: list[tuple[int, int]]
+    """Rows and columns."""
+
+
+class Detector(nn.Module):
+    """One of torchvision's detectors, with labels 0 to num_classes - 1 in and out.
+
+    masks: whether it finds masks, and needs them in training.
+    """
+
+    def __init__(self, detector: nn.Module, num_classes: int) -> None:
+        super().__init__()
+        self.detector = detector
+        self.num_classes = num_classes
+        self.masks = isinstance(detector, MaskRCNN)
+        # 0 is torchvision's background where regions are classified
+        self.first_label = int(self.masks)
+
+    def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
+        """Images [3, H, W] in 0..1, each of its own size.
+
+        In training they are taken at that size, and the result is a dict of losses. ``targets`` has for each image
+        boxes [n, 4] as x1, y1, x2, y2 in pixels, labels [n] and, if the detector finds masks, masks [n, H, W]; n may
+        be 0. A padded batch differs from single images only behind the backbone: convolutions and pooling reach over
+        an image's lower and right border, which changes one row and column of each level of the pyramid, and as in
+        torchvision, places in the padding are background to learn from.
+
+        In evaluation they are resized, and the result is a dict for each image, in its own pixels: boxes [n, 4],
+        labels [n], scores [n], best first, and, if the detector finds masks, masks [n, H, W] bool.
+        """
+        if not self.training:
+            return [self._found(self.detector([image])[0]) for image in images]
+        if targets is None:
+            raise ValueError("a detector in training needs targets")
+        shifted = [{**target, "labels": target["labels"] + self.first_label} for target in targets]
+        return self.detector(list(images), shifted)
+
+    def _found(self, found: Target) -> Target:
+        found["labels"] = found["labels"] - self.first_label
+        if self.masks:
+            # probabilities [n, 1, H, W]
+            found["masks"] = found["masks"][:, 0] >= 0.5
+        return found
+
+
+def retinanet(
+    body: nn.Module,
+    num_classes: int,
+    *,
+    short_side: int = 800,
+    long_side: int = 1333,
+    image_mean: Sequence[float] = IMAGENET_MEAN,
+    image_std: Sequence[float] = IMAGENET_STD,
+    width: int = 256,
+    anchor_sizes: Sequence[float] = ANCHOR_SIZES,
+    score_threshold: float = 0.05,
+    detections_per_image: int = 100,
+) -> Detector:
+    """RetinaNet on P3 to P7: stages 2 to 4, and two levels more out of stage 4.
+
+    body: timm's model with ``features_only=True``.
+    num_classes: real classes; there is none for the background.
+    short_side, long_side: in evaluation images are resized to the short side, or to the long one if that is less.
+    width: channels of the pyramid and the head.
+    anchor_sizes: of P3 to P7, in pixels; two more of each level are 1.26 and 1.59 times as large.
+    """
+    _check(num_classes, short_side, long_side, anchor_sizes)
+    maps = StageMaps(body, stages=(1, 2, 3))
+    octaves = tuple(tuple(size * 2 ** (third / 3) for third in range(3)) for size in anchor_sizes)
+    detector = RetinaNet(
+        Pyramid(maps, width, LastLevelP6P7(maps.channels[-1], width)),
+        num_classes,
+        anchor_generator=StridedAnchors(octaves, strides=(8, 16, 32, 64, 128)),
+        score_thresh=score_threshold,
+        detections_per_img=detections_per_image,
+    )
+    detector.transform = ImageBatches(short_side, long_side, image_mean, image_std)
+    _widen_outputs(detector.head.classification_head.cls_logits, detector.head.regression_head.bbox_reg)
+    return Detector(detector, num_classes)
+
+
+def mask_rcnn(
+    body: nn.Module,
+    num_classes: int,
+    *,
+    short_side: int = 800,
+    long_side: int = 1333,
+    image_mean: Sequence[float] = IMAGENET_MEAN,
+    image_std: Sequence[float] = IMAGENET_STD,
+    width: int = 256,
+    anchor_sizes: Sequence[float] = ANCHOR_SIZES,
+    score_threshold: float = 0.05,
+    detections_per_image: int = 100,
+) -> Detector:
+    """Mask R-CNN on P2 to P6: stages 1 to 4, and every second place of the last.
+
+    body, num_classes, short_side, long_side: as of `retinanet`.
+    width: channels of the pyramid.
+    anchor_sizes: of P2 to P6, in pixels.
+    """
+    _check(num_classes, short_side, long_side, anchor_sizes)
+    detector = MaskRCNN(
+        Pyramid(StageMaps(body), width, LastLevelMaxPool()),
+        num_classes + 1,
+        rpn_anchor_generator=StridedAnchors(tuple((size,) for size in anchor_sizes), strides=(4, 8, 16, 32, 64)),
+        box_roi_pool=_region_pooling(7),
+        mask_roi_pool=_region_pooling(14),
+        box_score_thresh=score_threshold,
+        box_detections_per_img=detections_per_image,
+    )
+    detector.transform = ImageBatches(short_side, long_side, image_mean, image_std)
+    heads: Any = detector.roi_heads
+    _widen_outputs(detector.rpn.head.cls_logits, detector.rpn.head.bbox_pred)
+    _widen_outputs(heads.box_predictor.cls_score, heads.box_predictor.bbox_pred, heads.mask_predictor.mask_fcn_logits)
+    return Detector(detector, num_classes)
+
+
+class Pyramid(nn.Module):
+    """torchvision's feature pyramid over the stages of a backbone: maps by name, [B, out_channels, H, W] each."""
+
+    def __init__(self, maps: StageMaps, width: int, extra: ExtraFPNBlock) -> None:
+        super().__init__()
+        self.maps = maps
+        self.fpn = FeaturePyramidNetwork(maps.channels, width, extra_blocks=extra)
+        self.out_channels = width
+
+    def forward(self, images: PaddedImages) -> dict[str, Tensor]:
+        stages = self.maps(images.pixels, images.sizes)
+        pyramid: dict[str, Tensor] = self.fpn(OrderedDict((str(level), maps) for level, maps in enumerate(stages)))
+        return pyramid
+
+
+class ImageBatches(GeneralizedRCNNTransform):  # type: ignore[misc]
+    """Normalise, in evaluation resize, and pad images to a batch; map what is found back to the images' own pixels."""
+
+    def __init__(self, short_side: int, long_side: int, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__(short_side, long_side, list(mean), list(std), size_divisible=STRIDES[-1])
+        self.short_side, self.long_side = short_side, long_side
+
+    def forward(
+        self, images: list[Tensor], targets: list[Target] | None = None
+    ) -> tuple[ImageList, list[Target] | None]:
+        batch, targets = super().forward(images, targets)
+        # torchvision's detectors hand `tensors` to the backbone, our `Pyramid`, and nothing else looks at them: so the
+        # sizes come along as an argument, and no module has to remember those of the batch under way
+        batch.tensors = PaddedImages(batch.tensors, batch.image_sizes)
+        return batch, targets
+
+    def resize(self, image: Tensor, target: Target | None = None) -> tuple[Tensor, Target | None]:
+        # in training the data has done it, at the scale that it drew
+        if self.training:
+            return image, target
+        height, width = image.shape[-2:]
+        scale = min(self.short_side / min(height, width), self.long_side / max(height, width))
+        size = [max(round(side * scale), 1) for side in (height, width)]
+        return resize(image, size, antialias=True), target
+
+
+class StridedAnchors(AnchorGenerator):  # type: ignore[misc]
+    """Anchors around the places of each level, in float32.
+
+    sizes: those of each level.
+    strides: pixels between the places of each level.
+    """
+
+    def __init__(self, sizes: tuple[tuple[float, ...], ...], *, strides: Sequence[int]) -> None:
+        super().__init__(sizes, (ASPECT_RATIOS,) * len(sizes))
+        self.strides = tuple(strides)
+
+    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
+        self.set_cell_anchors(torch.float32, feature_maps[0].device)
+        grids: Any = [maps.shape[-2:] for maps in feature_maps]
+        strides: Any = [(stride, stride) for stride in self.strides]
+        anchors = torch.cat(self.grid_anchors(grids, strides))
+        return [anchors for _ in image_list.image_sizes]
+
+
+def _region_pooling(size: int) -> MultiScaleRoIAlign:
+    pooling = MultiScaleRoIAlign([str(level) for level in range(len(STRIDES))], output_size=size, sampling_ratio=2)
+    known: Any = pooling
+    known.scales = [1 / stride for stride in STRIDES]
+    # P2 to P5; regions of 224 pixels belong to P4
+    known.map_levels = LevelMapper(2, 5)
+    return pooling
+
+
+def _widen_outputs(*layers: nn.Module) -> None:
+    for layer in layers:
+        layer.register_forward_hook(_widen)
+
+
+def _widen(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return output.float()
+
+
+def _check(num_classes: int, short_side: int, long_side: int, anchor_sizes: Sequence[float]) -> None:
+    if num_classes < 1:
+        raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+    if not 0 < short_side <= long_side:
+        raise ValueError(f"short_side ({short_side}) must be positive and at most long_side ({long_side})")
+    if len(anchor_sizes) != len(ANCHOR_SIZES) or min(anchor_sizes) <= 0:
+        raise ValueError(
+            f"anchor_sizes must be {len(ANCHOR_SIZES)} positive numbers, one for each level, got {tuple(anchor_sizes)}"
+        )

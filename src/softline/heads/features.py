@@ -1,0 +1,85 @@
+"""The stages of a backbone as feature maps, for the heads of dense tasks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+
+# what feature pyramids are made for
+STRIDES = (4, 8, 16, 32)
+
+
+class StageMaps(nn.Module):
+    """Maps [B, C, H / 4, W / 4] to [B, C, H / 32, W / 32] of images, each stage through its own LayerNorm.
+
+    Stages of a transformer with pre-norm blocks end in sums that nothing has normalised: without these norms the first
+    losses of a detector are orders of magnitude too large.
+
+    body: timm's model with ``features_only=True``.
+    norm: False leaves the norms to the head.
+    stages: which of the four to give, in order. A stage that no head reads has no norm: DDP waits for the gradient of
+        every parameter.
+    """
+
+    def __init__(self, body: nn.Module, *, norm: bool = True, stages: Sequence[int] = (0, 1, 2, 3)) -> None:
+        super().__init__()
+        info: Any = body.feature_info
+        if tuple(info.reduction()) != STRIDES:
+            raise ValueError(f"dense tasks need a backbone with strides {STRIDES}, got {tuple(info.reduction())}")
+        if not stages or list(stages) != sorted(set(stages) & set(range(len(STRIDES)))):
+            raise ValueError(f"stages must be some of 0, 1, 2, 3 in order, got {tuple(stages)}")
+        self.stages = tuple(stages)
+        self.channels: list[int] = [info.channels()[stage] for stage in stages]
+        self.body = body
+        self.norms = nn.ModuleList(LayerNorm2d(channels) if norm else nn.Identity() for channels in self.channels)
+
+    def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> list[Tensor]:
+        """Images [B, 3, H, W] -> one map [B, C, H / stride, W / stride] for each stage.
+
+        sizes: rows and columns of each image that are not padding. Attention sees the whole image, so padding would
+            change what it finds: each image is then run at its own size, rounded up to whole patches of the last stage,
+            together with others of that size, and its maps are padded with zeros. Batch norms that are in training see
+            each of these sizes by itself, and how often the body is called depends on the batch.
+        """
+        if sizes is None:
+            return self._maps(images)
+        whole = _whole_patches(images, sizes)
+        if all(size == tuple(images.shape[-2:]) for size in whole):
+            return self._maps(images)
+        maps: list[list[Tensor]] = [[] for _ in images]
+        for size in dict.fromkeys(whole):
+            places = [place for place, other in enumerate(whole) if other == size]
+            found = self._maps(images[places, :, : size[0], : size[1]])
+            for row, place in enumerate(places):
+                maps[place] = [stage[row] for stage in found]
+        target = [tuple(side // STRIDES[stage] for side in images.shape[-2:]) for stage in self.stages]
+        return [
+            torch.stack([_pad(m, size) for m in stage])
+            for stage, size in zip(zip(*maps, strict=True), target, strict=True)
+        ]
+
+    def _maps(self, images: Tensor) -> list[Tensor]:
+        found = self.body(images)
+        return [norm(found[stage]) for norm, stage in zip(self.norms, self.stages, strict=True)]
+
+
+def _whole_patches(images: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Each size rounded up to whole patches of the last stage."""
+    last = STRIDES[-1]
+    height, width = images.shape[-2:]
+    if height % last or width % last:
+        raise ValueError(f"images with sizes must be padded to multiples of {last}, got {height} x {width}")
+    if len(sizes) != len(images):
+        raise ValueError(f"sizes must be one for each of {len(images)} images, got {len(sizes)}")
+    for rows, columns in sizes:
+        if not (0 < rows <= height and 0 < columns <= width):
+            raise ValueError(f"sizes must lie within the images' {height} x {width}, got {rows} x {columns}")
+    return [(-(-rows // last) * last, -(-columns // last) * last) for rows, columns in sizes]
+
+
+def _pad(maps: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Zeros at the bottom and the right of [C, H, W]."""
+    return F.pad(maps, (0, size[1] - maps.shape[-1], 0, size[0] - maps.shape[-2]))

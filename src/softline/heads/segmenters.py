@@ -1,0 +1,168 @@
+"""Semantic segmentation: UPerNet and Semantic FPN over the stages of a backbone.
+
+Papers: Unified Perceptual Parsing for Scene Understanding, https://arxiv.org/abs/1807.10221; Panoptic Feature Pyramid
+Networks, https://arxiv.org/abs/1901.02446. The decoders are segmentation-models-pytorch's; what surrounds them (width,
+dropout, auxiliary head, initial classifier) is mmsegmentation's, with which SOFT++ and InLine were trained.
+
+Deviations: the auxiliary head has a LayerNorm of its own; in mmsegmentation it shares that of the decoder. Semantic
+FPN's decoder doubles maps instead of resizing them to the next, so images are padded for it to multiples of 32.
+"""
+
+import torch.nn.functional as F
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+
+from softline.heads.features import STRIDES, StageMaps
+from softline.ops.inputs import check_integer, check_number
+
+# the third of four: stride 16
+AUXILIARY_STAGE = 2
+# of segmentation-models-pytorch's GroupNorm
+GROUPS = 32
+
+
+class Segmenter(nn.Module):
+    """Logits for each pixel.
+
+    decoder: one of segmentation-models-pytorch's; its result is a map at stride 4.
+    classifier: that map -> logits at stride 4.
+    auxiliary: the third stage's map -> logits at stride 16, for training only.
+    divisor: images are padded to multiples of it, with zeros at the bottom and the right, and the logits are cropped.
+    """
+
+    def __init__(
+        self,
+        maps: StageMaps,
+        decoder: nn.Module,
+        classifier: nn.Module,
+        *,
+        auxiliary: nn.Module | None = None,
+        divisor: int = 1,
+    ) -> None:
+        super().__init__()
+        self.maps = maps
+        self.decoder = decoder
+        self.classifier = classifier
+        self.auxiliary = auxiliary
+        self.divisor = divisor
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Images [B, 3, H, W] of any size -> logits [B, K, H, W] in float32.
+
+        In training, with an auxiliary head: (logits, auxiliary logits), both [B, K, H, W].
+        """
+        self._check_batch(images)
+        padded = self._pad(images)
+        maps = self.maps(padded)
+        # the decoders count strides from 1 and make no use of 1 and 2
+        decoded = self.decoder([padded, padded, *maps])  # [B, channels, H / 4, W / 4]
+        logits = self._enlarge(self.classifier(decoded), images)
+        if self.auxiliary is None or not self.training:
+            return logits
+        return logits, self._enlarge(self.auxiliary(maps[AUXILIARY_STAGE]), images)
+
+    def _pad(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        return F.pad(images, (0, -width % self.divisor, 0, -height % self.divisor))
+
+    def _enlarge(self, logits: Tensor, images: Tensor) -> Tensor:
+        """To the images' size; in float32, as losses and averages need them."""
+        height, width = images.shape[-2:]
+        padded = (height + -height % self.divisor, width + -width % self.divisor)
+        logits = F.interpolate(logits.float(), size=padded, mode="bilinear", align_corners=False)
+        # FSDP warns of a module that returns a view
+        return logits if padded == (height, width) else logits[..., :height, :width].clone()
+
+    def _check_batch(self, images: Tensor) -> None:
+        if not self.training or len(images) > 1:
+            return
+        # one that is synchronised counts the images of all processes
+        if any(isinstance(module, nn.BatchNorm2d) and module.training for module in self.decoder.modules()):
+            raise ValueError(
+                "the decoder pools each image to one pixel, and BatchNorm needs more than one: training needs at least "
+                f"2 images in each process's batch, got {len(images)}"
+            )
+
+
+def upernet(
+    body: nn.Module, num_classes: int, *, channels: int = 512, dropout: float = 0.1, auxiliary: bool = True
+) -> Segmenter:
+    """UPerNet: pooled context on the last stage, a feature pyramid, all levels fused at stride 4.
+
+    Takes images of any size as they are: its decoder resizes each map to the next one's size.
+
+    body: timm's model with ``features_only=True``; strides 4, 8, 16 and 32.
+    channels: width of the decoder; the auxiliary head has half of it.
+    dropout: of channels before a classifier.
+    auxiliary: also classify the third stage in training.
+    """
+    from segmentation_models_pytorch.base.initialization import initialize_decoder
+    from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
+
+    check_integer("num_classes", num_classes, 1)
+    check_integer("channels", channels, 2)
+    _check_dropout(dropout)
+    # the decoder has norms for the stages
+    maps = StageMaps(body, norm=False)
+    decoder = UPerNetDecoder(encoder_channels=[0, 0, *maps.channels], decoder_channels=channels)
+    initialize_decoder(decoder)
+    side = _fcn(maps.channels[AUXILIARY_STAGE], channels // 2, num_classes, dropout) if auxiliary else None
+    return Segmenter(maps, decoder, _classifier(channels, num_classes, dropout), auxiliary=side)
+
+
+def semantic_fpn(
+    body: nn.Module, num_classes: int, *, channels: int = 256, head_channels: int = 128, dropout: float = 0.1
+) -> Segmenter:
+    """Semantic FPN: a feature pyramid, each level enlarged to stride 4 by convolutions, and their sum.
+
+    body: timm's model with ``features_only=True``; strides 4, 8, 16 and 32.
+    channels: width of the pyramid.
+    head_channels: width of the convolutions that enlarge; 64 or another multiple of 32 above it.
+    dropout: of channels before the classifier.
+    """
+    from segmentation_models_pytorch.base.initialization import initialize_decoder
+    from segmentation_models_pytorch.decoders.fpn.decoder import FPNDecoder
+
+    check_integer("num_classes", num_classes, 1)
+    check_integer("channels", channels, 1)
+    check_integer("head_channels", head_channels, 1)
+    _check_dropout(dropout)
+    # a group of one channel would be one number where an image is one cell
+    if head_channels % GROUPS or head_channels == GROUPS:
+        raise ValueError(f"head_channels must be 2, 3, ... times {GROUPS}, for GroupNorm, got {head_channels}")
+    maps = StageMaps(body)
+    decoder = FPNDecoder(
+        encoder_channels=maps.channels,
+        pyramid_channels=channels,
+        segmentation_channels=head_channels,
+        # before the classifier, which then has none
+        dropout=dropout,
+    )
+    initialize_decoder(decoder)
+    return Segmenter(maps, decoder, _classifier(head_channels, num_classes, 0.0), divisor=STRIDES[-1])
+
+
+def _classifier(channels: int, num_classes: int, dropout: float) -> nn.Sequential:
+    last = nn.Conv2d(channels, num_classes, 1)
+    nn.init.normal_(last.weight, std=0.01)
+    assert last.bias is not None, "it is a default"
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(nn.Dropout2d(dropout), last)
+
+
+def _fcn(in_channels: int, channels: int, num_classes: int, dropout: float) -> nn.Sequential:
+    conv = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
+    nn.init.kaiming_uniform_(conv.weight, nonlinearity="relu")
+    return nn.Sequential(
+        LayerNorm2d(in_channels),
+        conv,
+        nn.BatchNorm2d(channels),
+        nn.ReLU(inplace=True),
+        _classifier(channels, num_classes, dropout),
+    )
+
+
+def _check_dropout(dropout: float) -> None:
+    check_number("dropout", dropout, 0)
+    if dropout >= 1:
+        raise ValueError(f"dropout must be less than 1, got {dropout}")

@@ -1,0 +1,227 @@
+import json
+
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from softline.cli import main
+from softline.engine import distributed
+from softline.engine.build_dense import build_body, load_body
+from softline.engine.build_task import build_task
+from softline.engine.checkpoint import load_checkpoint
+from softline.engine.dense import evaluate_dense, predict_dense
+from softline.engine.optimizer import create_optimizer
+from softline.engine.reading import list_recipes, load_recipe
+from softline.engine.recipe import ModelRecipe
+from softline.engine.train import train
+from softline.engine.trained import load_trained
+from tests.engine.small_dense import DETECTION, SEGMENTATION, dense_recipe, write_coco, write_scenes
+
+DENSE = [name for name in list_recipes() if load_recipe(name).task != "classification"]
+KINDS = {"detection": DETECTION, "masks": DETECTION, "segmentation": SEGMENTATION}
+OVERRIDES = {"detection": [], "masks": ["--head.name=mask_rcnn"], "segmentation": []}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def recipe_of(kind, root, *overrides):
+    return dense_recipe(KINDS[kind], root, *OVERRIDES[kind], *overrides)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One finished run of each kind, by its directory."""
+    directories = {}
+    for kind in KINDS:
+        root = directories[kind] = tmp_path_factory.mktemp(kind)
+        write_coco(root)
+        write_scenes(root)
+        train(recipe_of(kind, root))
+    return directories
+
+
+@every_kind
+def test_runs_are_measured_alike_in_training_and_from_their_checkpoint(kind, runs):
+    content = load_checkpoint(runs[kind] / "run/last.pt")
+    trained = load_trained(str(runs[kind] / "run/last.pt"))
+    assert trained.task == content["recipe"]["task"]
+    result = evaluate_dense(trained.model, trained.classes, trained.recipe, distributed.start())
+    assert result.samples == 3
+    assert result.metrics == pytest.approx(content["metrics"], rel=1e-6)
+
+
+def test_metrics_are_those_of_the_task(runs):
+    metrics = {kind: set(load_checkpoint(root / "run/last.pt")["metrics"]) for kind, root in runs.items()}
+    boxes = {"AP", "AP50", "AP75", "APs", "APm", "APl"}
+    assert metrics["detection"] == boxes
+    assert metrics["masks"] == boxes | {f"mask_{name}" for name in boxes}
+    assert metrics["segmentation"] == {"mIoU", "mean_accuracy", "pixel_accuracy"}
+
+
+@every_kind
+def test_a_run_that_is_interrupted_ends_with_the_same_weights(kind, runs, tmp_path):
+    whole = load_checkpoint(runs[kind] / "run/last.pt")
+    root = runs[kind]
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(event):
+        if getattr(event, "step", 0) == 3 and type(event).__name__ == "Stepped":
+            raise Interrupted
+
+    recipe = recipe_of(kind, root, f"--output={tmp_path}/again", "--save_every=1")
+    with pytest.raises(Interrupted):
+        train(recipe, listeners=[interrupt])
+    train(recipe, resume=True)
+    again = load_checkpoint(tmp_path / "again/last.pt")
+    assert again["step"] == whole["step"]
+    assert all(torch.equal(again["state_dict"][key], value) for key, value in whole["state_dict"].items())
+
+
+def test_wide_and_tall_images_are_in_batches_of_their_own(runs):
+    task = build_task(recipe_of("detection", runs["detection"]))
+    assert task.groups == [0, 1] * 4
+    assert build_task(recipe_of("detection", runs["detection"], "--data.group_aspects=false")).groups is None
+
+
+def test_positions_and_norms_of_the_backbone_do_not_decay(runs):
+    recipe = recipe_of("segmentation", runs["segmentation"])
+    model = build_task(recipe).model
+    decayed, undecayed = set(), set()
+    for group in create_optimizer(model, recipe.optimizer).param_groups:
+        (decayed if group["weight_decay"] else undecayed).update(id(parameter) for parameter in group["params"])
+    named = dict(model.named_parameters())
+    positions = [name for name in named if name.endswith("position.weight")]
+    assert len(positions) == 4
+    assert all(id(named[name]) in undecayed for name in positions)
+    assert id(named["maps.body.model.stages.0.blocks.0.attn.qkv.weight"]) in decayed
+    assert len(decayed) + len(undecayed) == len(named)
+
+
+def test_backbones_start_from_a_classifier_and_say_so(tmp_path):
+    classifier = timm.create_model("inline_micro", num_classes=5, img_size=64)
+    path = tmp_path / "classifier.pth"
+    torch.save(classifier.state_dict(), path)
+    heard = []
+    body = build_body(ModelRecipe(name="inline_micro", checkpoint=str(path)), notify=heard.append)
+    own = body.model.state_dict()
+    # positions are interpolated to those that the model learns
+    same = [key for key in own if own[key].shape == classifier.state_dict()[key].shape]
+    assert all(torch.equal(own[key], classifier.state_dict()[key]) for key in same)
+    assert len(same) > 0.9 * len(own)
+    assert f"all {len(own)} tensors of the backbone loaded from {path}" in heard[0]
+    assert "not needed: " in heard[0]
+    assert "head.weight" in heard[0]
+
+
+def test_weights_of_another_backbone_are_refused(tmp_path):
+    path = tmp_path / "other.pth"
+    torch.save(timm.create_model("softpp_micro").state_dict(), path)
+    body = build_body(ModelRecipe(name="inline_micro"))
+    before = {key: value.clone() for key, value in body.model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"not a state dict of inline_micro .*missing"):
+        load_body(body.model, str(path), name="inline_micro", notify=lambda _: None)
+    assert all(torch.equal(value, before[key]) for key, value in body.model.state_dict().items())
+
+
+def test_backbones_without_a_pyramid_are_refused(runs):
+    flat = ["--model.name=inline_deit_tiny", "--model.options={}"]
+    with pytest.raises(ValueError, match=r"strides \(4, 8, 16, 32\), got \(16, 16, 16\)"):
+        build_task(
+            recipe_of("segmentation", runs["segmentation"], "--model.name=inline_deit_tiny", "--model.options={}")
+        )
+
+
+def test_unknown_options_of_a_head_are_refused(runs):
+    with pytest.raises(ValueError, match=r"head\.options of upernet: .*wings"):
+        build_task(recipe_of("segmentation", runs["segmentation"], "--head.options.wings=2"))
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_recipes_build_their_heads(name):
+    from softline.engine.build_dense import build_detector, build_segmenter
+
+    recipe = load_recipe(name, ["--model.checkpoint=null"])
+    build = build_detector if recipe.task == "detection" else build_segmenter
+    with torch.device("meta"):
+        model = build(recipe, 10)
+    optimizer = create_optimizer(model, recipe.optimizer, lr_scale=recipe.lr_scale)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+
+
+# the commands
+
+
+def test_evaluate_prints_a_line_for_each_class(runs, capsys, tmp_path):
+    checkpoint = str(runs["segmentation"] / "run/last.pt")
+    assert main(["evaluate", checkpoint, "--json", str(tmp_path / "out.json")]) == 0
+    printed = capsys.readouterr().out
+    for expected in ("class", "ground", "thing", "mIoU", "pixel_accuracy", "3 images"):
+        assert expected in printed
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [each["name"] for each in row["details"]["classes"]] == ["ground", "thing"]
+
+
+def test_evaluate_takes_other_data(runs, capsys):
+    checkpoint, source = str(runs["detection"] / "run/last.pt"), str(runs["detection"] / "coco")
+    assert main(["evaluate", checkpoint, source, "--split", "train"]) == 0
+    assert "8 images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        ("detection", ["--sizes", "32"], "--sizes is for classifiers"),
+        ("segmentation", ["--annotations", "x.json"], "--annotations is for detectors"),
+        ("detection", ["nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_in_evaluate_end_in_a_message(kind, arguments, message, runs, capsys):
+    assert main(["evaluate", str(runs[kind] / "run/last.pt"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@every_kind
+def test_predict_draws_images_of_the_same_size_or_with_a_legend(kind, runs, tmp_path, capsys):
+    images = sorted(map(str, (runs[kind] / ("scenes" if kind == "segmentation" else "coco") / "val").glob("*.png")))
+    arguments = [*images, "--out", str(tmp_path / "drawn"), "--json", str(tmp_path / "found.json")]
+    score = [] if kind == "segmentation" else ["--score", "0"]
+    assert main(["predict", str(runs[kind] / "run/last.pt"), *arguments, *score]) == 0
+    assert capsys.readouterr().out.count("->") == 3
+    found = json.loads((tmp_path / "found.json").read_text())
+    for path, prediction in zip(images, found, strict=True):
+        with Image.open(path) as before, Image.open(tmp_path / "drawn" / path.split("/")[-1]) as after:
+            assert after.width > before.width if kind == "segmentation" else after.size == before.size
+            assert after.convert("RGB").crop((0, 0, *before.size)).tobytes() != before.convert("RGB").tobytes()
+        if kind == "segmentation":
+            assert sum(prediction["pixels"].values()) == pytest.approx(1)
+        else:
+            assert all(each["class"] in ("brick", "leaf") for each in prediction["objects"])
+
+
+def test_only_sure_objects_are_drawn(runs):
+    trained = load_trained(str(runs["detection"] / "run/last.pt"))
+    image = str(runs["detection"] / "coco/val/0.png")
+    (drawn,) = predict_dense(trained.model, trained.classes, trained.recipe, [image], least_score=1.0)
+    assert drawn.found == {"objects": []}
+    with Image.open(image) as before:
+        assert drawn.image.tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        ("detection", [], "say where to by --out DIR"),
+        ("detection", ["--out", "OUT", "--top", "3"], "--top has no meaning for a model of detection"),
+        ("segmentation", ["--out", "OUT", "--score", "0.5"], "--score has no meaning for a model of segmentation"),
+        ("detection", ["--out", "OUT", "--score", "2"], "--score must be between 0 and 1"),
+        ("detection", ["IMAGE", "--out", "OUT"], "several images would be drawn to 0.png"),
+    ],
+)
+def test_mistakes_in_predict_end_in_a_message(kind, arguments, message, runs, tmp_path, capsys):
+    image = str(runs["detection"] / "coco/val/0.png")
+    given = [{"OUT": str(tmp_path / "out"), "IMAGE": image}.get(argument, argument) for argument in arguments]
+    assert main(["predict", str(runs[kind] / "run/last.pt"), image, *given]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,270 @@
+import copy
+import io
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torchvision.models.detection.image_list import ImageList
+
+import softline  # noqa: F401  registers the backbones
+from softline.heads.detectors import ANCHOR_SIZES, Detector, StridedAnchors, mask_rcnn, retinanet
+
+BUILDERS = [retinanet, mask_rcnn]
+LOSSES = {
+    retinanet: {"classification", "bbox_regression"},
+    mask_rcnn: {"loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness", "loss_rpn_box_reg"},
+}
+
+
+def small(build, *, num_classes=3, name="softpp_micro", **options) -> Detector:
+    torch.manual_seed(0)
+    options = {"short_side": 96, "long_side": 160, "width": 32, "anchor_sizes": (8, 16, 32, 64, 128)} | options
+    detector = build(timm.create_model(name, features_only=True), num_classes, **options)
+    if detector.masks:
+        # few regions are fast
+        detector.detector.rpn._post_nms_top_n = {"training": 40, "testing": 40}
+        detector.detector.roi_heads.fg_bg_sampler.batch_size_per_image = 40
+    return detector
+
+
+def photo(height, width):
+    """Noise over a gradient: neighbouring pixels are alike, as in photographs."""
+    coarse = nn.functional.interpolate(torch.rand(1, 3, 6, 6), (height, width), mode="bicubic")[0]
+    return (coarse + 0.05 * torch.randn(3, height, width)).clamp(0, 1)
+
+
+def target(height, width, count, *, num_classes=3):
+    corners = torch.rand(count, 2) * torch.tensor([width, height]) / 2
+    boxes = torch.cat([corners, corners + 8 + torch.rand(count, 2) * torch.tensor([width, height]) / 3], 1)
+    masks = torch.zeros(count, height, width, dtype=torch.uint8)
+    for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
+        mask[y1:y2, x1:x2] = 1
+    return {"boxes": boxes, "labels": torch.randint(num_classes, (count,)), "masks": masks}
+
+
+def batch(*counts, sizes=((100, 150), (128, 96)), **options):
+    images = [photo(*size) for size in sizes]
+    return images, [target(*size, count, **options) for size, count in zip(sizes, counts, strict=True)]
+
+
+def give_biases(detector):
+    """As after training; fresh ones are 0, which hides what padding does."""
+    for name, parameter in detector.named_parameters():
+        if name.endswith("bias") and "fpn" in name:
+            nn.init.normal_(parameter, std=0.1)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize("name", ["softpp_micro", "inline_micro"])
+def test_the_first_loss_is_of_order_one(build, name):
+    detector = small(build, num_classes=80, name=name)
+    losses = detector(*batch(4, 7, num_classes=80))
+    assert set(losses) == LOSSES[build]
+    assert 0.1 < sum(losses.values()).item() < 10
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize("counts", [(4, 0), (0, 0)])
+def test_every_parameter_learns_from_images_with_and_without_objects(build, counts):
+    detector = small(build)
+    losses = detector(*batch(*counts))
+    assert all(loss.isfinite() for loss in losses.values())
+    sum(losses.values()).backward()
+    assert [name for name, parameter in detector.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_a_few_steps_lower_the_loss(build):
+    detector = small(build)
+    images, targets = batch(2, 3, sizes=((64, 96), (96, 64)))
+    optimizer = torch.optim.AdamW(detector.parameters(), lr=1e-3)
+    course = []
+    for _ in range(10):
+        loss = sum(detector(images, targets).values())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        course.append(loss.item())
+    assert course[-1] < 0.9 * course[0]
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_detections_are_in_the_images_own_pixels_with_labels_from_0(build):
+    detector = small(build, score_threshold=0.0, detections_per_image=50).eval()
+    images = [photo(41, 300), photo(300, 200)]
+    with torch.no_grad():
+        found = detector(images)
+    for image, result in zip(images, found, strict=True):
+        height, width = image.shape[1:]
+        assert result["boxes"].shape == (50, 4)
+        assert (result["boxes"] >= 0).all()
+        assert (result["boxes"] <= torch.tensor([width, height, width, height]) + 1e-3).all()
+        # the largest reach the border of the image, not of what it was resized to
+        assert result["boxes"][:, 2].max() > 0.8 * width
+        assert set(result["labels"].tolist()) <= {0, 1, 2}
+        assert (result["scores"].diff() <= 0).all()
+        assert ("masks" in result) == detector.masks
+        if detector.masks:
+            assert result["masks"].shape == (50, height, width)
+            assert result["masks"].dtype == torch.bool
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize("label", [0, 2])
+def test_a_label_is_the_same_class_in_training_and_in_evaluation(build, label):
+    detector = small(build, detections_per_image=5)
+    parts = detector.detector
+    if detector.masks:
+        name, layer, outputs = "loss_classifier", parts.roi_heads.box_predictor.cls_score, 4
+    else:
+        name, layer, outputs = "classification", parts.head.classification_head.cls_logits, 3
+    images, targets = batch(4, 4)
+    for target in targets:
+        target["labels"].fill_(label)
+    # of the outputs that are not the background, the one that training makes larger
+    slopes = torch.autograd.grad(detector(images, targets)[name], layer.bias)[0]
+    learned = slopes.reshape(-1, outputs).sum(0)[-3:].argmin() - 3
+    with torch.no_grad():
+        layer.bias.reshape(-1, outputs)[:, learned] += 10
+        found = detector.eval()(images)
+    assert {value for result in found for value in result["labels"].tolist()} == {label}
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_detections_do_not_depend_on_neighbours(build):
+    detector = small(build, score_threshold=0.0, detections_per_image=30).eval()
+    give_biases(detector)
+    images = [photo(60, 100), photo(200, 90), photo(96, 96)]
+    with torch.no_grad():
+        together = detector(images)
+        for image, result in zip(images, together, strict=True):
+            alone = detector([image])[0]
+            assert all(torch.equal(result[name], alone[name]) for name in alone)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_in_training_padding_changes_the_edge_of_the_pyramid_alone(build):
+    """Stages are equal. Of each level that a 3 x 3 convolution makes, the last row and column differ, by 5 % of the
+    largest number as measured; the others agree to 64 units in its last place, as convolutions of other shapes do.
+    P6 and P7 of RetinaNet, by convolutions of stage 4, come out the same but for P7's edge."""
+    detector = small(build)
+    give_biases(detector)
+    parts = detector.detector
+    images = [photo(100, 150), photo(230, 300)]
+    with torch.no_grad():
+        alone, together = parts.transform(images[:1])[0].tensors, parts.transform(images)[0].tensors
+        assert together.sizes == [(100, 150), (230, 300)]
+        assert together.pixels.shape == (2, 3, 256, 320)
+        stages = zip(parts.backbone.maps(*alone), parts.backbone.maps(*together), strict=True)
+        for expected, actual in stages:
+            h, w = expected.shape[2:]
+            assert (actual[:1, :, :h, :w] - expected).abs().max() <= 8 * 2**-23 * expected.abs().max()
+        pyramid, padded = parts.backbone(alone), parts.backbone(together)
+    for name, expected in pyramid.items():
+        h, w = expected.shape[2:]
+        error = (padded[name][:1, :, :h, :w] - expected).abs().amax((0, 1)) / expected.abs().max()
+        assert error.max() <= 0.15
+        if min(h, w) > 1:
+            assert error[:-1, :-1].max() <= 64 * 2**-23
+
+
+def test_anchors_lie_at_the_strides_whatever_the_batch():
+    anchors = StridedAnchors(((32.0,), (64.0,)), strides=(32, 64))
+    # 25 and 13 rows of 800 pixels: torchvision would put the latter 61 pixels apart
+    maps = [torch.zeros(1, 1, 25, 42), torch.zeros(1, 1, 13, 21)]
+    found = anchors(ImageList(torch.zeros(1, 3, 800, 1344), [(800, 1333)]), maps)[0]
+    centres = (found[:, :2] + found[:, 2:]) / 2
+    last = centres[25 * 42 * 3 :].reshape(13, 21, 3, 2)
+    assert last[12, 20].tolist() == [[20 * 64, 12 * 64]] * 3
+    assert found.dtype == torch.float32
+
+
+def test_retinanet_has_nine_anchors_a_place_and_mask_rcnn_three():
+    assert small(retinanet).detector.anchor_generator.num_anchors_per_location() == [9] * 5
+    assert small(mask_rcnn).detector.rpn.anchor_generator.num_anchors_per_location() == [3] * 5
+
+
+def test_regions_are_pooled_at_the_strides_whatever_the_first_image():
+    """65 pixels, padded to 96, are 24 places at stride 4: torchvision would take that for stride 2."""
+    detector = small(mask_rcnn, short_side=65, long_side=65, score_threshold=0.0).eval()
+    with torch.no_grad():
+        detector([photo(65, 65)])
+    assert detector.detector.roi_heads.box_roi_pool.scales == [1 / 4, 1 / 8, 1 / 16, 1 / 32]
+    assert detector.detector.roi_heads.mask_roi_pool.scales == [1 / 4, 1 / 8, 1 / 16, 1 / 32]
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_half_precision_keeps_coordinates_and_losses_whole(build):
+    detector = small(build, score_threshold=0.0, detections_per_image=3)
+    images, targets = batch(3, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = detector(images, targets)
+        with torch.no_grad():
+            found = detector.eval()(images)
+    assert all(loss.dtype == torch.float32 and loss.isfinite() for loss in losses.values())
+    boxes = torch.cat([result["boxes"] for result in found])
+    assert boxes.dtype == torch.float32
+    assert not torch.equal(boxes, boxes.bfloat16().float())
+
+
+@pytest.mark.parametrize(("size", "resized"), [((100, 150), (96, 144)), ((50, 200), (40, 160)), ((1, 500), (1, 160))])
+def test_images_are_resized_to_the_short_side_within_the_long_one(size, resized):
+    transform = small(retinanet).eval().detector.transform
+    assert transform([photo(*size)])[0].image_sizes == [resized]
+
+
+def test_images_in_training_keep_their_size():
+    transform = small(retinanet).detector.transform
+    assert transform([photo(50, 200)])[0].image_sizes == [(50, 200)]
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_copies_and_saved_weights_find_the_same(build):
+    detector = small(build, score_threshold=0.0, detections_per_image=10)
+    images, targets = batch(2, 2)
+    sum(detector(images, targets).values()).backward()
+    file = io.BytesIO()
+    torch.save(detector.state_dict(), file)
+    file.seek(0)
+    loaded = small(build, score_threshold=0.0, detections_per_image=10)
+    nn.init.normal_(next(loaded.parameters()))
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    with torch.no_grad():
+        found = detector.eval()(images)
+        for other in (copy.deepcopy(detector), loaded.eval()):
+            for expected, actual in zip(found, other(images), strict=True):
+                assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_ddp_runs_two_steps(build, tmp_path):
+    """The second one fails if a parameter had no gradient in the first."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        detector = DistributedDataParallel(small(build))
+        for counts in ((0, 0), (2, 0)):
+            sum(detector(*batch(*counts)).values()).backward()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_training_without_targets_is_an_error():
+    with pytest.raises(ValueError, match="a detector in training needs targets"):
+        small(retinanet)([photo(64, 64)])
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
+        ({"short_side": 200}, r"short_side \(200\) must be positive and at most long_side \(160\)"),
+        ({"anchor_sizes": (32, 64)}, r"anchor_sizes must be 5 positive numbers, one for each level, got \(32, 64\)"),
+        ({"anchor_sizes": (0, *ANCHOR_SIZES[1:])}, "anchor_sizes must be 5 positive numbers"),
+    ],
+)
+def test_impossible_options_are_refused(build, options, message):
+    with pytest.raises(ValueError, match=message):
+        small(build, **options)
