@@ -128,9 +128,7 @@ def test_weights_of_another_backbone_are_refused(tmp_path):
 def test_backbones_without_a_pyramid_are_refused(runs):
     flat = ["--model.name=inline_deit_tiny", "--model.options={}"]
     with pytest.raises(ValueError, match=r"strides \(4, 8, 16, 32\), got \(16, 16, 16\)"):
-        build_task(
-            recipe_of("segmentation", runs["segmentation"], "--model.name=inline_deit_tiny", "--model.options={}")
-        )
+        build_task(recipe_of("segmentation", runs["segmentation"], *flat))
 
 
 def test_unknown_options_of_a_head_are_refused(runs):

@@ -146,9 +146,8 @@ def test_detections_do_not_depend_on_neighbours(build):
 
 @pytest.mark.parametrize("build", BUILDERS)
 def test_in_training_padding_changes_the_edge_of_the_pyramid_alone(build):
-    """Stages are equal. Of each level that a 3 x 3 convolution makes, the last row and column differ, by 5 % of the
-    largest number as measured; the others agree to 64 units in its last place, as convolutions of other shapes do.
-    P6 and P7 of RetinaNet, by convolutions of stage 4, come out the same but for P7's edge."""
+    """Stages are equal. Of the levels, the last row and column differ, by up to 8 % of a level's largest number as
+    measured with biases of 0.1; the rest agrees to 7 units in its last place, as convolutions of other shapes do."""
     detector = small(build)
     give_biases(detector)
     parts = detector.detector
@@ -165,9 +164,9 @@ def test_in_training_padding_changes_the_edge_of_the_pyramid_alone(build):
     for name, expected in pyramid.items():
         h, w = expected.shape[2:]
         error = (padded[name][:1, :, :h, :w] - expected).abs().amax((0, 1)) / expected.abs().max()
-        assert error.max() <= 0.15
+        assert error.max() <= 0.1
         if min(h, w) > 1:
-            assert error[:-1, :-1].max() <= 64 * 2**-23
+            assert error[:-1, :-1].max() <= 16 * 2**-23
 
 
 def test_anchors_lie_at_the_strides_whatever_the_batch():
