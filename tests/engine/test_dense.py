@@ -11,7 +11,7 @@ from softline.engine.build_dense import build_body, load_body
 from softline.engine.build_task import build_task
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.dense import evaluate_dense, predict_dense
-from softline.engine.optimizer import create_optimizer
+from softline.engine.optimizer import create_optimizer, total_steps
 from softline.engine.reading import list_recipes, load_recipe
 from softline.engine.recipe import ModelRecipe
 from softline.engine.train import train
@@ -223,3 +223,84 @@ def test_mistakes_in_predict_end_in_a_message(kind, arguments, message, runs, tm
     assert main(["predict", str(runs[kind] / "run/last.pt"), image, *given]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+# recipes
+
+
+def test_frozen_batch_norms_keep_their_numbers_in_training():
+    body = build_body(ModelRecipe(name="softpp_micro", freeze_batch_norm=True)).train()
+    before = {name: buffer.clone() for name, buffer in body.named_buffers()}
+    assert any(name.endswith("running_mean") for name in before)
+    body(torch.randn(2, 3, 64, 64))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in body.named_buffers())
+    learnt = dict(body.named_parameters())
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in body.modules())
+    assert len(learnt) == len(list(timm.create_model("softpp_micro", features_only=True).parameters())) - 2 * sum(
+        isinstance(module, torch.nn.BatchNorm2d)
+        for module in timm.create_model("softpp_micro", features_only=True).modules()
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "override", "message"),
+    [
+        ("detection", "--strategy=fsdp", "strategy fsdp is not for detection"),
+        ("detection", "--data.train_short_sides=[]", "at least one length"),
+        ("detection", "--data.train_short_sides=[2000]", r"data\.train_short_sides must be .* at most 96, got 2000"),
+        ("detection", "--head.name=yolo", r"head\.name"),
+        ("segmentation", "--data.classes=null", r"needs data\.classes"),
+        ("segmentation", "--data.crop=[0, 8]", r"data\.crop must be at least 1, got 0"),
+        ("segmentation", "--data.scale=[2, 1]", r"0 < low <= high, got \(2\.0, 1\.0\)"),
+        ("segmentation", "--data.kernel=2", r"unknown key data\.kernel"),
+    ],
+)
+def test_mistakes_in_dense_recipes_are_explained(kind, override, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        recipe_of(kind, tmp_path, override)
+
+
+PUBLISHED_EPOCHS = {"coco_retinanet": (12, (8, 11)), "coco_mask_rcnn_3x": (36, (27, 33))}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_EPOCHS)
+def test_coco_recipes_say_what_was_published(name):
+    recipe = load_recipe(name)
+    assert (recipe.optimizer.lr, recipe.optimizer.weight_decay, recipe.batch_size) == (1e-4, 0.01, 16)
+    assert (recipe.schedule.epochs, recipe.schedule.milestones) == PUBLISHED_EPOCHS[name]
+    assert (recipe.data.short_side, recipe.data.long_side) == (800, 1333)
+    assert (min(recipe.data.train_short_sides), max(recipe.data.train_short_sides)) == (
+        (480, 800) if name.endswith("3x") else (800, 800)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "steps", "warmup", "crop", "lr"),
+    [
+        ("ade20k_upernet", 20_210, 160_000, 1500, 512, 6e-5),
+        ("cityscapes_upernet", 2975, 40_000, 1500, 768, 6e-5),
+        ("ade20k_semantic_fpn", 20_210, 40_000, 0, 512, 2e-4),
+    ],
+)
+def test_segmentation_recipes_say_what_was_published(name, images, steps, warmup, crop, lr):
+    recipe = load_recipe(name)
+    per_epoch = images // recipe.batch_size
+    assert total_steps(recipe.schedule, per_epoch) == pytest.approx(steps, abs=1)
+    assert round(recipe.schedule.warmup_epochs * per_epoch) == pytest.approx(warmup, abs=1)
+    assert recipe.data.crop == (crop, crop)
+    assert (recipe.optimizer.lr, recipe.schedule.name) == (lr, "poly")
+
+
+def test_parameters_of_the_papers_dense_models_are_within_three_percent_of_its_numbers(capsys, tmp_path):
+    assert main(["models", "--dense", "--json", str(tmp_path / "dense.json")]) == 0
+    printed = capsys.readouterr().out
+    cards = json.loads((tmp_path / "dense.json").read_text())
+    assert len(cards) == 11
+    for card in cards:
+        assert card["recipe"] in printed
+        assert card["parameters"] / 1e6 == pytest.approx(card["reported_millions"], rel=0.03)
+
+
+def test_a_pattern_that_no_dense_model_matches_is_an_error(capsys):
+    assert main(["models", "--dense", "yolo*"]) == 2
+    assert "no recipe matches 'yolo*'" in capsys.readouterr().err

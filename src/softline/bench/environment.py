@@ -19,7 +19,8 @@ TUNING = ("GLIBC_TUNABLES", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "OMP_", "TH
 
 def with_settings(command: str) -> str:
     """The command preceded by the environment variables that change its speed."""
-    set_here = sorted(name for name in os.environ if name.startswith(TUNING))
+    # torch sets the folder of compiled code itself
+    set_here = sorted(name for name in os.environ if name.startswith(TUNING) and not name.endswith("_CACHE_DIR"))
     return " ".join([*(f"{name}={shlex.quote(os.environ[name])}" for name in set_here), command])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import timm
 import torch
 from timm.data import Mixup, resolve_model_data_config
+from timm.layers import freeze_batch_norm_2d
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -65,16 +66,20 @@ def build_model(
     model = create_for_size(recipe.name, image_size, pretrained=recipe.pretrained, **options)
     if recipe.checkpoint is not None:
         load_weights(model, recipe.checkpoint, name=recipe.name)
+    network = prepare_network(model, recipe)
+    return network.to(memory_format=torch.channels_last) if recipe.channels_last else network
+
+
+def prepare_network(network: Any, recipe: ModelRecipe) -> nn.Module:
+    """What a recipe wants of a network once it has its weights."""
     if recipe.grad_checkpointing:
         try:
-            model.set_grad_checkpointing(True)
+            network.set_grad_checkpointing(True)
         except (AssertionError, AttributeError):
             # timm asserts
             raise ValueError(f"model.grad_checkpointing: {recipe.name} does not offer it") from None
-    if recipe.channels_last:
-        model = model.to(memory_format=torch.channels_last)
-    network: nn.Module = model
-    return network
+    prepared: nn.Module = freeze_batch_norm_2d(network) if recipe.freeze_batch_norm else network
+    return prepared
 
 
 def set_image_size(model: nn.Module, name: str, size: int) -> None:

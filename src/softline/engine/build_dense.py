@@ -14,7 +14,7 @@ from softline.data.coco import CocoSource
 from softline.data.detection import DetectionImages, detection_eval_transform, detection_train_transform
 from softline.data.semantic import SemanticImages, SemanticSource, open_semantic
 from softline.data.semantic_transforms import SemanticTransform, semantic_eval_transform, semantic_train_transform
-from softline.engine.build import Notify, check_model_name, corrupt_indices, create_for_size, log
+from softline.engine.build import Notify, check_model_name, corrupt_indices, create_for_size, log, prepare_network
 from softline.engine.recipe import DetectionData, DetectionRecipe, ModelRecipe, SegmentationRecipe, SemanticData
 from softline.heads.detectors import mask_rcnn, retinanet
 from softline.heads.segmenters import semantic_fpn, upernet
@@ -141,12 +141,7 @@ def build_body(recipe: ModelRecipe, *, notify: Notify = log.info) -> nn.Module:
     network: Any = getattr(body, "model", body)
     if recipe.checkpoint is not None:
         load_body(network, recipe.checkpoint, name=recipe.name, notify=notify)
-    if recipe.grad_checkpointing:
-        try:
-            network.set_grad_checkpointing(True)
-        except (AssertionError, AttributeError):
-            # timm asserts
-            raise ValueError(f"model.grad_checkpointing: {recipe.name} does not offer it") from None
+    prepare_network(network, recipe)
     return body
 
 

@@ -21,6 +21,8 @@ class ModelRecipe:
     """Start from the weights of this checkpoint; positions and classifier are fitted to this recipe's."""
     grad_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    freeze_batch_norm: bool = False
+    """Keep BatchNorm as it was loaded, for batches of few images."""
     channels_last: bool = False
     compile: bool = False
     """Train through torch.compile."""
@@ -260,6 +262,11 @@ class DetectionRecipe(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.strategy == "fsdp":
+            raise ValueError(
+                "strategy fsdp is not for detection: how often a backbone runs depends on the images of a process, and "
+                "shards must run in step; use ddp"
+            )
         check_range("data.hflip", self.data.hflip, 0, 1)
         check_range("data.short_side", self.data.short_side, 1, self.data.long_side)
         if not self.data.train_short_sides:
