@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from softline.data.corrupt import remaining
 from softline.data.interface import CorruptImageError, decode, decoding
 
 # polygons [x, y, x, y, ...], or {"size": [height, width], "counts": list or text}; None if the file has a box alone
@@ -164,8 +165,7 @@ class CocoSource:
         the pixels as they are stored.
         """
         content = io.BytesIO(Path(self.name(index)).read_bytes())
-        # only the name is asked for
-        with decoding(self, index):  # type: ignore[arg-type]
+        with decoding(self.name(index)):
             image = decode(content)
         size = self.size(index)
         if (image.height, image.width) != size:
@@ -209,12 +209,8 @@ class CocoSource:
 
     def without(self, indices: Collection[int]) -> "CocoSource":
         """The source less the images at ``indices``; its classes stay, even one that has no object left."""
-        left_out = sorted(set(indices))
-        outside = [index for index in left_out if not 0 <= index < len(self)]
-        if outside:
-            raise ValueError(f"indices must lie between 0 and {len(self) - 1}, got {outside[0]}")
         rest = copy.copy(self)
-        rest._kept = np.delete(self._kept, left_out)
+        rest._kept = self._kept[remaining(len(self), indices)]
         return rest
 
 

@@ -56,15 +56,20 @@ def _check(source: ImageSource, index: int) -> CorruptImage | None:
     return None
 
 
+def remaining(length: int, left_out: Collection[int]) -> list[int]:
+    """The indices below ``length`` that are not left out."""
+    gone = set(left_out)
+    outside = sorted(index for index in gone if not 0 <= index < length)
+    if outside:
+        raise ValueError(f"indices must lie between 0 and {length - 1}, got {outside[0]}")
+    return [index for index in range(length) if index not in gone]
+
+
 class _Without:
     def __init__(self, source: ImageSource, indices: Collection[int]) -> None:
-        left_out = set(indices)
-        outside = sorted(index for index in left_out if not 0 <= index < len(source))
-        if outside:
-            raise ValueError(f"indices must lie between 0 and {len(source) - 1}, got {outside[0]}")
         self.classes = source.classes
         self._source = source
-        self._kept = [index for index in range(len(source)) if index not in left_out]
+        self._kept = remaining(len(source), indices)
 
     def __len__(self) -> int:
         return len(self._kept)

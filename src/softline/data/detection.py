@@ -11,7 +11,8 @@ from torchvision.transforms import v2
 from softline.data.coco import CocoSource, Instances
 from softline.data.images import to_mode
 from softline.data.randomness import repeatable
-from softline.ops.inputs import check_integer, check_number
+from softline.data.transforms import check_part
+from softline.ops.inputs import check_integer
 
 Target = dict[str, Tensor]
 Transform = Callable[[Tensor, Target], tuple[Tensor, Target]]
@@ -84,9 +85,7 @@ def detection_train_transform(*, short_sides: Sequence[int], long_side: int, hfl
     for side in short_sides:
         check_integer("short_sides", side, 1)
     check_integer("long_side", long_side, max(short_sides))
-    check_number("hflip", hflip, 0)
-    if hflip > 1:
-        raise ValueError(f"hflip must be at most 1, got {hflip}")
+    check_part("hflip", hflip)
     transform: Transform = v2.Compose(
         [
             v2.RandomHorizontalFlip(hflip),

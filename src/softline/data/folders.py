@@ -67,7 +67,7 @@ class FolderImages:
         with open(self._archive or self.name(index), "rb") as file:
             file.seek(offset)
             content = io.BytesIO(file.read(size))
-        with decoding(self, index):
+        with decoding(self.name(index)):
             image = decode(content)
         return image, int(self._labels[index])
 

@@ -65,15 +65,15 @@ def decode(file: BinaryIO) -> Image.Image:
 
 
 @contextmanager
-def decoding(source: ImageSource, index: int) -> Iterator[None]:
-    """What Pillow raises for a broken image becomes a `CorruptImageError`."""
+def decoding(name: str) -> Iterator[None]:
+    """What Pillow raises for a broken image becomes a `CorruptImageError` of that name."""
     try:
         yield
     except UNREADABLE as error:
         # with a number it comes from the operating system, such as a lost network drive: the image may be sound
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise CorruptImageError(source.name(index), describe(error)) from error
+        raise CorruptImageError(name, describe(error)) from error
 
 
 def describe(error: Exception) -> str:

@@ -25,8 +25,9 @@ from timm.data.readers.img_extensions import get_img_extensions
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from softline.data.corrupt import remaining
 from softline.data.images import to_mode
-from softline.data.interface import UNREADABLE, CorruptImageError, decode, describe
+from softline.data.interface import CorruptImageError, decode, decoding
 from softline.data.randomness import repeatable
 from softline.data.semantic_classes import (
     ADE20K,
@@ -111,12 +112,7 @@ class SemanticFiles:
         return os.fsdecode(self._masks[index])
 
     def without(self, indices: Collection[int]) -> "SemanticFiles":
-        left_out = set(indices)
-        outside = sorted(index for index in left_out if not 0 <= index < len(self))
-        if outside:
-            raise ValueError(f"indices must lie between 0 and {len(self) - 1}, got {outside[0]}")
-        kept = [index for index in range(len(self)) if index not in left_out]
-        pairs = [(self.name(index), self.mask_name(index)) for index in kept]
+        pairs = [(self.name(index), self.mask_name(index)) for index in remaining(len(self), indices)]
         return SemanticFiles(pairs, self.classes, self._values)
 
     def load(self, index: int) -> tuple[Image.Image, NDArray[np.uint8]]:
@@ -300,11 +296,8 @@ def _files(folder: Path, endings: Sequence[str]) -> tuple[dict[str, list[str]], 
 
 
 def _decode(name: str, content: bytes) -> Image.Image:
-    """What Pillow raises for a broken file becomes a `CorruptImageError`."""
-    try:
+    with decoding(name):
         return decode(io.BytesIO(content))
-    except UNREADABLE as error:
-        raise CorruptImageError(name, describe(error)) from error
 
 
 def _read_mask(name: str) -> NDArray[np.uint8]:

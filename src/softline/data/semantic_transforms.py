@@ -19,8 +19,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from softline.data.semantic_classes import IGNORE
-from softline.data.transforms import IMAGENET_MEAN, IMAGENET_STD
-from softline.ops.inputs import check_integer, check_number
+from softline.data.transforms import IMAGENET_MEAN, IMAGENET_STD, check_part
+from softline.ops.inputs import check_integer
 
 SemanticTransform = Callable[[Image.Image, NDArray[np.uint8]], tuple[Tensor, Tensor]]
 TRIES = 10
@@ -56,8 +56,8 @@ def semantic_train_transform(
             raise ValueError(f"base_size must be (short side, long side), got {base_size}")
     if len(scale) != 2 or not 0 < scale[0] <= scale[1]:
         raise ValueError(f"scale must be (least, greatest) with 0 < least <= greatest, got {scale}")
-    _check_part("largest_share", largest_share)
-    _check_part("hflip", hflip)
+    check_part("largest_share", largest_share)
+    check_part("hflip", hflip)
     _check_colours(mean, std)
     steps = [
         RandomScale(scale, base_size),
@@ -199,12 +199,6 @@ def _check_sides(name: str, sides: tuple[int, int]) -> None:
         raise ValueError(f"{name} must be two numbers of pixels, got {sides}")
     for side in sides:
         check_integer(name, side, 1)
-
-
-def _check_part(name: str, value: float) -> None:
-    check_number(name, value, 0)
-    if value > 1:
-        raise ValueError(f"{name} must be at most 1, got {value}")
 
 
 def _check_colours(mean: Sequence[float], std: Sequence[float]) -> None:

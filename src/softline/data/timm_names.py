@@ -40,7 +40,7 @@ class TorchImages:
         return len(self._dataset)
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        with decoding(self, index):
+        with decoding(self.name(index)):
             image, label = self._dataset[index]
         return image, int(label)
 
@@ -61,7 +61,7 @@ class ReaderImages:
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         file, label = self._reader[index]
-        with file, decoding(self, index):
+        with file, decoding(self.name(index)):
             return decode(file), int(label)
 
     def name(self, index: int) -> str:

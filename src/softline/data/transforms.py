@@ -55,9 +55,9 @@ def train_transform(
     check_option("interpolation", interpolation, (*INTERPOLATIONS, "random"))
     _check_range("scale", scale)
     _check_range("ratio", ratio)
-    _check_probability("hflip", hflip)
+    check_part("hflip", hflip)
     check_number("color_jitter", color_jitter, 0)
-    _check_probability("erase_prob", erase_prob)
+    check_part("erase_prob", erase_prob)
     check_option("erase_mode", erase_mode, ("const", "rand", "pixel"))
     check_integer("erase_count", erase_count, 1)
     return _create_augmentation(
@@ -111,7 +111,7 @@ def eval_transform(
     _check_output(image_size, mean, std)
     check_option("interpolation", interpolation, INTERPOLATIONS)
     check_option("crop_mode", crop_mode, ("center", "squash", "border"))
-    _check_probability("crop_pct", crop_pct)
+    check_part("crop_pct", crop_pct)
     if crop_pct == 0:
         raise ValueError("crop_pct must be more than 0, got 0")
     transform = create_transform(
@@ -161,7 +161,8 @@ def _check_range(name: str, bounds: tuple[float, float]) -> None:
         raise ValueError(f"{name} must be (least, greatest) with 0 < least <= greatest, got {bounds}")
 
 
-def _check_probability(name: str, value: float) -> None:
+def check_part(name: str, value: float) -> None:
+    """A probability or a share: 0 to 1."""
     check_number(name, value, 0)
     if value > 1:
         raise ValueError(f"{name} must be at most 1, got {value}")
