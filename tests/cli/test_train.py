@@ -118,7 +118,7 @@ def test_corrupt_image_is_named_and_can_be_left_out(recipe, tmp_path, capsys):
     assert f"{broken} cannot be decoded (image file is truncated); repair or delete it" in capsys.readouterr().err
     assert main([*command, "--skip-corrupt"]) == 0
     printed = capsys.readouterr().out
-    assert f"train: 1 of 40 images are corrupt and left out: {broken}\n" in printed
+    assert f"train: 1 of 40 images are corrupt and left out: {broken} (image file is truncated)\n" in printed
     assert "val: 0 of 18 images are corrupt and left out\n" in printed
     assert (tmp_path / "run/best.pt").exists()
 

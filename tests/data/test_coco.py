@@ -249,7 +249,7 @@ PROBLEMS = {
         r"100 .*: bbox \[3, 2, 14\.1, 4\] exceeds its image of 12 x 16 \(height x width\)",
     ),
     "box above": (box(3, -1.5, 5, 4), "box outside its image", r"100 .*: bbox \[3, -1\.5, 5, 4\] exceeds"),
-    "no polygons": (segmentation([]), "empty segmentation", r"100 .*: segmentation is empty: \[\]"),
+    "box of a millionth": (box(3, 2, 1e-8, 4), "box of no area", r"100 .* must be positive, got \[3, 2, 1e-08, 4\]"),
     "two points": (
         segmentation([[3, 2, 8, 6]]),
         "wrong polygon",
@@ -432,6 +432,7 @@ def test_objects_may_have_boxes_alone(write):
     content = contents()
     for entry in content["annotations"][:2]:
         del entry["segmentation"]
+    content["annotations"][0]["segmentation"] = []
     source = CocoSource(*write(content))
     assert source.load(0)[1].segmentations == (None, SQUARE, PACKED)
     with pytest.raises(ValueError, match=r"objects\.json: masks need .*; annotation 100 has none \(2 of 4 have none\)"):

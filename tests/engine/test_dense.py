@@ -79,6 +79,38 @@ def test_a_run_that_is_interrupted_ends_with_the_same_weights(kind, runs, tmp_pa
     assert all(torch.equal(again["state_dict"][key], value) for key, value in whole["state_dict"].items())
 
 
+def test_a_run_goes_on_when_the_weights_it_began_with_are_gone(runs, tmp_path):
+    root, path = runs["segmentation"], tmp_path / "classifier.pth"
+    options = recipe_of("segmentation", root).model.options
+    torch.save(timm.create_model("softpp_micro", **options).state_dict(), path)
+    given = [f"--output={tmp_path}/again", f"--model.checkpoint={path}", "--schedule.epochs=1"]
+    first = train(recipe_of("segmentation", root, *given))
+    path.unlink()
+    again = train(recipe_of("segmentation", root, *given), resume=True)
+    assert (again.step, again.finished) == (first.step, True)
+    with pytest.raises(ValueError, match=r"no such file: .*classifier\.pth"):
+        train(recipe_of("segmentation", root, f"--output={tmp_path}/new", f"--model.checkpoint={path}"))
+
+
+def test_weights_of_flattened_networks_find_their_places(tmp_path):
+    classifier = timm.create_model("convnext_atto", num_classes=3)
+    path = tmp_path / "convnext.pth"
+    torch.save(classifier.state_dict(), path)
+    heard = []
+    body = build_body(ModelRecipe(name="convnext_atto", checkpoint=str(path)), notify=heard.append)
+    assert torch.equal(body.state_dict()["stem_0.weight"], classifier.state_dict()["stem.0.weight"])
+    assert f"all {len(body.state_dict())} tensors" in heard[0]
+
+
+def test_too_few_wide_or_tall_images_are_told(runs):
+    heard = []
+    build_task(
+        recipe_of("detection", runs["detection"], "--batch_size=5", "--data.group_aspects=true"), notify=heard.append
+    )
+    assert "4 wide images are fewer than batch_size 5 and are never trained on" in heard[0]
+    assert "4 tall images" in heard[1]
+
+
 def test_wide_and_tall_images_are_in_batches_of_their_own(runs):
     task = build_task(recipe_of("detection", runs["detection"]))
     assert task.groups == [0, 1] * 4
@@ -196,6 +228,15 @@ def test_predict_draws_images_of_the_same_size_or_with_a_legend(kind, runs, tmp_
             assert sum(prediction["pixels"].values()) == pytest.approx(1)
         else:
             assert all(each["class"] in ("brick", "leaf") for each in prediction["objects"])
+
+
+def test_predict_does_not_draw_over_the_images(runs, tmp_path, capsys):
+    image = tmp_path / "0.png"
+    image.write_bytes((runs["detection"] / "coco/val/0.png").read_bytes())
+    before = image.read_bytes()
+    assert main(["predict", str(runs["detection"] / "run/last.pt"), str(image), "--out", str(tmp_path)]) == 2
+    assert "0.png is one of the images and would be lost" in capsys.readouterr().err
+    assert image.read_bytes() == before
 
 
 def test_only_sure_objects_are_drawn(runs):

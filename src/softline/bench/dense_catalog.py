@@ -25,7 +25,7 @@ CLASSES = {"detection": 80, "segmentation": 150}
 DIFFERENCE = (
     "Counted here: torchvision's and segmentation-models-pytorch's heads, no classifier or final norm of the backbone "
     "(0.5 to 1 M), which dense models do not use. The paper rounds to millions; its heads are those of mmdetection and "
-    "mmsegmentation."
+    "mmsegmentation, and what else differs (up to 1.4 M for Large) it does not say."
 )
 
 

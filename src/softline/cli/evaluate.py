@@ -135,7 +135,8 @@ def _dense(options: argparse.Namespace, trained: Any, accelerator: Any, teller: 
     for name, value in result.metrics.items():
         teller.say(f"{name:<16}{percent(value):>8}")
     teller.say(f"{result.samples:,} images, {result.per_second:,.2f} a second")
-    return [dataclasses.asdict(result)]
+    measured_on = {"source": recipe.data.source, "split": recipe.data.val_split}
+    return [{**measured_on, **dataclasses.asdict(result)}]
 
 
 def _class_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -70,6 +70,10 @@ def _draw(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"several images would be drawn to {twice[0]}: name them apart, or use several directories")
+    images = {Path(path).resolve() for path in options.images}
+    for name in names:
+        if (options.out / name).resolve() in images:
+            raise ValueError(f"{options.out / name} is one of the images and would be lost: name another --out DIR")
     make_directory(options.out)
     predictions = []
     drawn_images = predict_dense(trained.model, trained.classes, trained.recipe, options.images, least_score=least)

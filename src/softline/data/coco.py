@@ -137,11 +137,11 @@ class CocoSource:
         self._area = np.array([entry["area"] for entry in entries], dtype=np.float32)
         self._has_objects = np.bincount(rows[~self._crowd], minlength=len(self._ids)) > 0
         # as text: a quarter of the memory of lists of numbers, and exact
-        texts = [json.dumps(entry.get("segmentation"), separators=(",", ":")).encode() for entry in entries]
+        texts = [json.dumps(entry.get("segmentation") or None, separators=(",", ":")).encode() for entry in entries]
         self._text = np.frombuffer(b"".join(texts), dtype=np.uint8)
         self._text_starts = np.cumsum([0, *map(len, texts)])
         self._without_mask = np.array(
-            [entry["id"] for entry in entries if entry.get("segmentation") is None], dtype=np.int64
+            [entry["id"] for entry in entries if not entry.get("segmentation")], dtype=np.int64
         )
 
     def __len__(self) -> int:
@@ -357,18 +357,18 @@ def _check_entry(entry: Any, kind: str, seen: Collection[int]) -> None:
 def _check_box(box: Any, height: int, width: int) -> None:
     if not isinstance(box, list) or len(box) != 4 or not _are_numbers(box):
         raise _Problem("wrong box", f"bbox must be 4 finite numbers (x, y, width, height), got {_short(box)}")
-    if box[2] <= 0 or box[3] <= 0:
-        raise _Problem("box of no area", f"width and height of bbox must be positive, got {box}")
     corners = ([box[0], box[0] + box[2]], [box[1], box[1] + box[3]])
+    # as they are kept
+    if any(np.float32(low) >= np.float32(high) for low, high in corners):
+        raise _Problem("box of no area", f"width and height of bbox must be positive, got {box}")
     if not _is_inside(*corners, height, width):
         raise _Problem("box outside its image", f"bbox {box} exceeds its image of {height} x {width} (height x width)")
 
 
 def _check_segmentation(segmentation: Any, height: int, width: int) -> None:
-    if segmentation is None:
+    # tools that know boxes alone write an empty list
+    if segmentation is None or segmentation == []:
         return
-    if not segmentation:
-        raise _Problem("empty segmentation", f"segmentation is empty: {segmentation!r}")
     if isinstance(segmentation, list):
         for polygon in segmentation:
             _check_polygon(polygon, height, width)

@@ -234,7 +234,8 @@ def corrupt_indices(source: Any, split: str, notify: Notify) -> list[int]:
     """Of the images that cannot be loaded; all processes share the search."""
     notify(f"{split}: looking for corrupt images among {len(source):,}")
     corrupt = distributed.gather_lists(find_corrupt(source, shard=distributed.place()))
-    names = ", ".join(image.name for image in corrupt[:10]) + (", ..." if len(corrupt) > 10 else "")
+    names = ", ".join(f"{image.name} ({image.reason})" for image in corrupt[:10])
+    names += ", ..." if len(corrupt) > 10 else ""
     notify(
         f"{split}: {len(corrupt)} of {len(source)} images are corrupt and left out" + (f": {names}" if corrupt else "")
     )

@@ -1,11 +1,13 @@
 """From recipes of detection and segmentation to their tasks: backbone, head, data."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from timm.data import resolve_model_data_config
-from torch import nn
+from torch import Tensor, nn
 
 from softline.backbones.backbone import fit_positions
 from softline.backbones.official import check_keys
@@ -37,13 +39,21 @@ def build_detection(recipe: DetectionRecipe, *, notify: Notify = log.info) -> De
         short_sides=data.train_short_sides, long_side=data.long_side, hflip=data.hflip
     )
     train_set = DetectionImages(train_source, transform, seed=recipe.seed, masks=_masks(recipe), training=True)
+    groups = train_set.aspect_groups() if data.group_aspects else None
+    for group, name in enumerate(("wide", "tall")):
+        count = 0 if groups is None else groups.count(group)
+        if 0 < count < recipe.batch_size:
+            notify(
+                f"{count} {name} images are fewer than batch_size {recipe.batch_size} and are never trained on: "
+                "data.group_aspects=false mixes them with the others"
+            )
     return Detection(
         build_detector(recipe, len(train_source.classes), notify=notify),
         train_source.classes,
         train_set=train_set,
         val_set=val_set,
         masks=train_set.masks,
-        groups=train_set.aspect_groups() if data.group_aspects else None,
+        groups=groups,
     )
 
 
@@ -102,7 +112,8 @@ def build_segmentation(recipe: SegmentationRecipe, *, notify: Notify = log.info)
 
 
 def build_segmenter(recipe: SegmentationRecipe, num_classes: int, *, notify: Notify = log.info) -> nn.Module:
-    return _with_head(SEGMENTERS, recipe.head, build_body(recipe.model, notify=notify), num_classes)
+    model = _with_head(SEGMENTERS, recipe.head, build_body(recipe.model, notify=notify), num_classes)
+    return model.to(memory_format=torch.channels_last) if recipe.model.channels_last else model
 
 
 def segmentation_val_set(recipe: SegmentationRecipe, model: nn.Module, *, notify: Notify = log.info) -> SemanticImages:
@@ -147,14 +158,20 @@ def build_body(recipe: ModelRecipe, *, notify: Notify = log.info) -> nn.Module:
 
 def load_body(network: nn.Module, path: str, *, name: str, notify: Notify) -> None:
     """Start from a classifier's weights: all of the backbone must be there; what else there is, is not needed."""
-    weights = fit_positions(read_weights(path, name), network)
     own = network.state_dict()
+    weights = fit_positions(_flattened(read_weights(path, name), own), network)
     needed = {key: value for key, value in weights.items() if key in own}
     check_keys(network, needed, f"{name} (model.checkpoint {path})")
     network.load_state_dict(needed)
     left = [key for key in weights if key not in own]
     unused = f"; not needed: {', '.join(left[:6])}{', ...' if len(left) > 6 else ''}" if left else ""
     notify(f"{name}: all {len(needed)} tensors of the backbone loaded from {path}{unused}; the head starts afresh")
+
+
+def _flattened(weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """stages.0.weight as stages_0.weight, where timm's features_only model has it so."""
+    flat = {key: re.sub(r"^(\w+)\.(\d+)\.", r"\1_\2.", key) for key in weights}
+    return {flat[key] if flat[key] in own else key: value for key, value in weights.items()}
 
 
 def colours(model: nn.Module, data: DetectionData | SemanticData) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -71,7 +71,9 @@ def evaluate_dense(
         found = pixels.source.classes
         task = Segmentation(model, classes, val_set=pixels, windows=windows_of(recipe.data))
     if tuple(found) != tuple(classes):
-        raise ValueError(f"the classes of {recipe.data.source} are not those the model was trained for")
+        differ = sorted(set(found) ^ set(classes))
+        names = f": {', '.join(differ[:10])} in one of them only" if differ else ", but in another order"
+        raise ValueError(f"the classes of {recipe.data.source} are not those the model was trained for{names}")
     model.to(accelerator.device)
     result = evaluate(task, model, accelerator, batch_size=batch_size, workers=workers, progress=progress)
     assert result is not None, "nothing stops it"
@@ -104,7 +106,7 @@ def _detect(model: nn.Module, classes: Sequence[str], path: str, image: Image.Im
             found["labels"].tolist(), found["scores"].tolist(), found["boxes"].tolist(), strict=True
         )
     ]
-    return Drawn(path, {"objects": objects}, draw_detections(image, found, classes, palette(len(classes))))
+    return Drawn(path, {"objects": objects}, draw_detections(image, found, classes, palette(min(len(classes), 255))))
 
 
 def _segment(

@@ -22,9 +22,9 @@ def draw_detections(
     """Boxes with their class and score and, where there are any, masks; the best on top.
 
     found: boxes [n, 4] as x1, y1, x2, y2 in the image's pixels, labels [n], scores [n], masks [n, H, W] bool.
-    colours: by label, [K, 3].
+    colours: by label, [K, 3]; they begin again if there are more classes.
     """
-    names = [tuple(int(part) for part in colours[label]) for label in found["labels"].tolist()]
+    names = [tuple(int(part) for part in colours[label % len(colours)]) for label in found["labels"].tolist()]
     # the last drawn covers the others
     order = list(reversed(range(len(names))))
     drawn = image.convert("RGB")

@@ -250,7 +250,7 @@ class DetectionData:
 class DetectorRecipe:
     name: Literal["retinanet", "mask_rcnn"]
     options: dict[str, Any] = field(default_factory=dict)
-    """Its keyword arguments: channels, anchor_sizes, score_threshold, ..."""
+    """Its keyword arguments: width, anchor_sizes, score_threshold, detections_per_image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +262,8 @@ class DetectionRecipe(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.model.channels_last:
+            raise ValueError("model.channels_last is for classification and segmentation only")
         if self.strategy == "fsdp":
             raise ValueError(
                 "strategy fsdp is not for detection: how often a backbone runs depends on the images of a process, and "
@@ -314,7 +316,7 @@ class SemanticData:
 class SegmenterRecipe:
     name: Literal["upernet", "semantic_fpn"]
     options: dict[str, Any] = field(default_factory=dict)
-    """Its keyword arguments: channels, auxiliary, ..."""
+    """Its keyword arguments: channels, dropout, and auxiliary (upernet) or head_channels (semantic_fpn)."""
 
 
 @dataclass(frozen=True, kw_only=True)

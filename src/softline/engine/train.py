@@ -1,5 +1,6 @@
 """The training loop: one for all tasks, on one process or many, that can be stopped and resumed at any step."""
 
+import dataclasses
 import math
 import signal
 import threading
@@ -72,7 +73,14 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
     accelerator = distributed.start(precision=recipe.precision, device=recipe.device)
     tell = _Teller(listeners if accelerator.is_main_process else ())
     set_seed(recipe.seed)
-    task = build_task(recipe, rank=accelerator.process_index, notify=lambda text: tell(Notice(text)))
+    # a run that goes on has its weights: those it began with may be gone
+    begun = resume and (output / LAST).exists()
+    bare = dataclasses.replace(recipe.model, pretrained=False, checkpoint=None)
+    task = build_task(
+        recipe.replace(model=bare) if begun else recipe,
+        rank=accelerator.process_index,
+        notify=lambda text: tell(Notice(text)),
+    )
     trainer = Trainer(recipe, task, accelerator, tell)
     if resume:
         trainer.resume(output / LAST)

@@ -30,6 +30,7 @@ from torchvision.ops.poolers import LevelMapper
 from torchvision.transforms.v2.functional import resize
 
 from softline.heads.features import STRIDES, StageMaps
+from softline.ops.inputs import check_integer, check_number
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -111,6 +112,7 @@ def retinanet(
     anchor_sizes: of P3 to P7, in pixels; two more of each level are 1.26 and 1.59 times as large.
     """
     _check(num_classes, short_side, long_side, anchor_sizes)
+    _check_options(image_mean, image_std, width, score_threshold, detections_per_image)
     maps = StageMaps(body, stages=(1, 2, 3))
     octaves = tuple(tuple(size * 2 ** (third / 3) for third in range(3)) for size in anchor_sizes)
     detector = RetinaNet(
@@ -145,6 +147,7 @@ def mask_rcnn(
     anchor_sizes: of P2 to P6, in pixels.
     """
     _check(num_classes, short_side, long_side, anchor_sizes)
+    _check_options(image_mean, image_std, width, score_threshold, detections_per_image)
     detector = MaskRCNN(
         Pyramid(StageMaps(body), width, LastLevelMaxPool()),
         num_classes + 1,
@@ -237,6 +240,16 @@ def _widen_outputs(*layers: nn.Module) -> None:
 
 def _widen(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     return output.float()
+
+
+def _check_options(mean: Sequence[float], std: Sequence[float], width: int, score: float, count: int) -> None:
+    check_integer("width", width, 1)
+    check_integer("detections_per_image", count, 1)
+    check_number("score_threshold", score, 0)
+    if score >= 1:
+        raise ValueError(f"score_threshold must be below 1, got {score}")
+    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+        raise ValueError(f"mean and std must be 3 numbers each, std positive, got {tuple(mean)} and {tuple(std)}")
 
 
 def _check(num_classes: int, short_side: int, long_side: int, anchor_sizes: Sequence[float]) -> None:

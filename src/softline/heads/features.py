@@ -28,7 +28,10 @@ class StageMaps(nn.Module):
         super().__init__()
         info: Any = body.feature_info
         if tuple(info.reduction()) != STRIDES:
-            raise ValueError(f"dense tasks need a backbone with strides {STRIDES}, got {tuple(info.reduction())}")
+            raise ValueError(
+                f"dense tasks need a backbone with strides {STRIDES}, got {tuple(info.reduction())}; where there are "
+                "more, model.options.out_indices chooses"
+            )
         if not stages or list(stages) != sorted(set(stages) & set(range(len(STRIDES)))):
             raise ValueError(f"stages must be some of 0, 1, 2, 3 in order, got {tuple(stages)}")
         self.stages = tuple(stages)
@@ -62,7 +65,17 @@ class StageMaps(nn.Module):
         ]
 
     def _maps(self, images: Tensor) -> list[Tensor]:
-        found = self.body(images)
+        try:
+            found = self.body(images)
+        except AssertionError as error:
+            # timm asserts
+            height, width = images.shape[-2:]
+            raise ValueError(
+                f"the backbone refuses images of {height} x {width}: {error} (some of timm's take any size by "
+                "model.options.strict_img_size=false)"
+            ) from None
+        if getattr(self.body, "output_fmt", "NCHW") == "NHWC":
+            found = [stage.permute(0, 3, 1, 2) for stage in found]
         return [norm(found[stage]) for norm, stage in zip(self.norms, self.stages, strict=True)]
 
 
