@@ -1,7 +1,6 @@
 """The SOFT paper's detectors and segmenters with SOFT++ backbones: their size, and what the paper says of it."""
 
-import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -44,13 +43,11 @@ class DenseCard(NamedTuple):
 def describe_dense(recipe_name: str) -> DenseCard:
     """Size of a recipe's model, counted without allocating it."""
     # its packages are an extra
-    from softline.engine.build_dense import build_detector, build_segmenter
+    from softline.engine.dense import dense_model
 
-    recipe: Any = load_recipe(recipe_name)
-    bare = recipe.replace(model=dataclasses.replace(recipe.model, checkpoint=None))
-    build: Any = build_detector if recipe.task == "detection" else build_segmenter
+    recipe = load_recipe(recipe_name)
     with torch.device("meta"):
-        model = build(bare, CLASSES[recipe.task])
+        model = dense_model(recipe, CLASSES[recipe.task])
     (body,) = (module for name, module in model.named_modules() if name.endswith("maps.body"))
     total, own = (sum(parameter.numel() for parameter in part.parameters()) for part in (model, body))
     return DenseCard(recipe_name, own, total - own, REPORTED_MILLIONS[recipe_name])

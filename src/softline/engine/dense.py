@@ -1,6 +1,5 @@
 """Use a trained detector or segmenter: evaluate it, and draw what it finds on images."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +40,8 @@ class Drawn:
 
 
 def dense_model(recipe: Recipe, num_classes: int) -> nn.Module:
-    """The network of a recipe, for the weights of a checkpoint."""
-    bare: Any = recipe.replace(model=dataclasses.replace(recipe.model, pretrained=False, checkpoint=None))
+    """The network of a recipe, which loads no weights."""
+    bare: Any = recipe.without_weights()
     if isinstance(recipe, DetectionRecipe):
         return build_detector(bare, num_classes)
     assert isinstance(recipe, SegmentationRecipe), "classification has its own"

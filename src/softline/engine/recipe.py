@@ -192,6 +192,10 @@ class Recipe:
     def replace(self, **changes: Any) -> "Recipe":
         return dataclasses.replace(self, **changes)
 
+    def without_weights(self) -> "Recipe":
+        """The same network, to start from no file: a checkpoint has its weights, or none are needed."""
+        return self.replace(model=dataclasses.replace(self.model, pretrained=False, checkpoint=None))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationRecipe(Recipe):

@@ -1,6 +1,5 @@
 """The training loop: one for all tasks, on one process or many, that can be stopped and resumed at any step."""
 
-import dataclasses
 import math
 import signal
 import threading
@@ -75,9 +74,8 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
     set_seed(recipe.seed)
     # a run that goes on has its weights: those it began with may be gone
     begun = resume and (output / LAST).exists()
-    bare = dataclasses.replace(recipe.model, pretrained=False, checkpoint=None)
     task = build_task(
-        recipe.replace(model=bare) if begun else recipe,
+        recipe.without_weights() if begun else recipe,
         rank=accelerator.process_index,
         notify=lambda text: tell(Notice(text)),
     )

@@ -1,7 +1,6 @@
 """Use a trained model: load it; evaluate a classifier at several image sizes, name what is on an image."""
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,9 +129,7 @@ def _load_checkpoint(path: Path) -> Trained:
     classes = tuple(content["facts"]["classes"])
     settings: dict[str, Any] = {}
     if isinstance(recipe, ClassificationRecipe):
-        # its weights are in the checkpoint
-        bare = dataclasses.replace(recipe.model, pretrained=False, checkpoint=None)
-        model = build_model(bare, len(classes), recipe.data.image_size)
+        model = build_model(recipe.without_weights().model, len(classes), recipe.data.image_size)
         settings = image_settings(model, recipe.data)
     else:
         # dense tasks need further packages

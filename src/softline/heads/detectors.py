@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -32,8 +33,6 @@ from torchvision.transforms.v2.functional import resize
 from softline.heads.features import STRIDES, StageMaps
 from softline.ops.inputs import check_integer, check_number
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 ANCHOR_SIZES = (32, 64, 128, 256, 512)
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
 
@@ -96,8 +95,8 @@ def retinanet(
     *,
     short_side: int = 800,
     long_side: int = 1333,
-    image_mean: Sequence[float] = IMAGENET_MEAN,
-    image_std: Sequence[float] = IMAGENET_STD,
+    image_mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
+    image_std: Sequence[float] = IMAGENET_DEFAULT_STD,
     width: int = 256,
     anchor_sizes: Sequence[float] = ANCHOR_SIZES,
     score_threshold: float = 0.05,
@@ -133,8 +132,8 @@ def mask_rcnn(
     *,
     short_side: int = 800,
     long_side: int = 1333,
-    image_mean: Sequence[float] = IMAGENET_MEAN,
-    image_std: Sequence[float] = IMAGENET_STD,
+    image_mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
+    image_std: Sequence[float] = IMAGENET_DEFAULT_STD,
     width: int = 256,
     anchor_sizes: Sequence[float] = ANCHOR_SIZES,
     score_threshold: float = 0.05,

@@ -13,6 +13,7 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from softline.heads.features import STRIDES, StageMaps
+from softline.layers.grid import pad_to_whole
 from softline.ops.inputs import check_integer, check_number
 
 # the third of four: stride 16
@@ -52,26 +53,14 @@ class Segmenter(nn.Module):
         In training, with an auxiliary head: (logits, auxiliary logits), both [B, K, H, W].
         """
         self._check_batch(images)
-        padded = self._pad(images)
+        padded = pad_to_whole(images, self.divisor)
         maps = self.maps(padded)
         # the decoders count strides from 1 and make no use of 1 and 2
         decoded = self.decoder([padded, padded, *maps])  # [B, channels, H / 4, W / 4]
-        logits = self._enlarge(self.classifier(decoded), images)
+        logits = _enlarge(self.classifier(decoded), padded, images)
         if self.auxiliary is None or not self.training:
             return logits
-        return logits, self._enlarge(self.auxiliary(maps[AUXILIARY_STAGE]), images)
-
-    def _pad(self, images: Tensor) -> Tensor:
-        height, width = images.shape[-2:]
-        return F.pad(images, (0, -width % self.divisor, 0, -height % self.divisor))
-
-    def _enlarge(self, logits: Tensor, images: Tensor) -> Tensor:
-        """To the images' size; in float32, as losses and averages need them."""
-        height, width = images.shape[-2:]
-        padded = (height + -height % self.divisor, width + -width % self.divisor)
-        logits = F.interpolate(logits.float(), size=padded, mode="bilinear", align_corners=False)
-        # FSDP warns of a module that returns a view
-        return logits if padded == (height, width) else logits[..., :height, :width].clone()
+        return logits, _enlarge(self.auxiliary(maps[AUXILIARY_STAGE]), padded, images)
 
     def _check_batch(self, images: Tensor) -> None:
         if not self.training or len(images) > 1:
@@ -140,6 +129,14 @@ def semantic_fpn(
     )
     initialize_decoder(decoder)
     return Segmenter(maps, decoder, _classifier(head_channels, num_classes, 0.0), divisor=STRIDES[-1])
+
+
+def _enlarge(logits: Tensor, padded: Tensor, images: Tensor) -> Tensor:
+    """To the padded images' size, less the padding; in float32, as losses and averages need them."""
+    height, width = images.shape[-2:]
+    logits = F.interpolate(logits.float(), size=padded.shape[-2:], mode="bilinear", align_corners=False)
+    # FSDP warns of a module that returns a view
+    return logits if padded.shape == images.shape else logits[..., :height, :width].clone()
 
 
 def _classifier(channels: int, num_classes: int, dropout: float) -> nn.Sequential:
