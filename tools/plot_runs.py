@@ -25,7 +25,9 @@ def main() -> None:
     options = parser.parse_args()
     figure, axis = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     for run in options.runs:
-        label, _, directory = run.partition("=")
+        label, equals, directory = run.partition("=")
+        if not equals:
+            raise SystemExit(f"runs are given as LABEL=DIR, got {run}")
         steps, losses = read_losses(Path(directory) / "log.jsonl")
         smooth = running_mean(losses)
         (line,) = axis.plot(steps, smooth, label=f"{label}: {smooth[-1]:.2f} at the end")
@@ -41,6 +43,8 @@ def main() -> None:
 
 def read_losses(path: Path) -> tuple[list[int], list[float]]:
     """Steps and their losses, of the log lines that have one."""
+    if not path.exists():
+        raise SystemExit(f"no such file: {path}; runs are directories of `softline train`")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     pairs = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     if not pairs:

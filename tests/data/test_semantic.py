@@ -5,6 +5,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,8 +52,8 @@ def camvid(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def opened(root: Path, split: str = "train", ignore_index: int | None = 3) -> SemanticSource:
-    return open_semantic("folder", root, split, classes=NAMES, ignore_index=ignore_index)
+def opened(root: Path, split: str = "train", ignore_index: int | None = 3, **options: Any) -> SemanticSource:
+    return open_semantic("folder", root, split, classes=NAMES, ignore_index=ignore_index, **options)
 
 
 def test_folders_are_read_as_camvid(camvid):
@@ -318,7 +319,7 @@ def test_every_file_without_its_pair_is_listed(camvid):
     for number in range(12):
         write_image(camvid / "train" / f"x{number:02}.jpg")
     write_mask(camvid / "trainannot" / "lost.png")
-    with pytest.raises(ValueError, match=r"every mask one image, 13 do not: .*; and 3 more$") as error:
+    with pytest.raises(ValueError, match=r"13 do not: .*; and 3 more; leave them out by --skip-corrupt$") as error:
         opened(camvid)
     assert f"{camvid}/train/x00.jpg has no mask {camvid}/trainannot/x00.png; " in str(error.value)
     assert "x09" in str(error.value)
@@ -327,19 +328,36 @@ def test_every_file_without_its_pair_is_listed(camvid):
 
 def test_a_mask_without_an_image_is_named(camvid):
     write_mask(camvid / "trainannot" / "lost.png")
-    with pytest.raises(ValueError, match=r"1 do not: mask .*/trainannot/lost\.png has no image in .*/train$"):
+    with pytest.raises(ValueError, match=r"1 do not: mask .*/trainannot/lost\.png has no image in .*/train; leave"):
         opened(camvid)
 
 
 def test_two_images_for_one_mask_are_named(camvid):
     write_image(camvid / "train" / "a.png")
-    with pytest.raises(ValueError, match=r"1 do not: .*/train/a\.png has the name of .*/train/a\.jpg$"):
+    with pytest.raises(ValueError, match=r"1 do not: .*/train/a\.png has the name of .*/train/a\.jpg; leave"):
         opened(camvid)
+
+
+def test_files_without_their_pair_are_left_out_on_request(camvid):
+    write_image(camvid / "train" / "a.png")
+    write_image(camvid / "train" / "x.jpg")
+    write_mask(camvid / "trainannot" / "lost.png")
+    heard = []
+    source = opened(camvid, skip_corrupt=True, notify=heard.append)
+    assert [Path(source.name(index)).name for index in range(len(source))] == ["b.jpg", "c.jpg"]
+    (notice,) = heard
+    assert "3 do not and are left out: " in notice
+    for name in ("a.png", "x.jpg", "lost.png"):
+        assert name in notice
+    for path in (camvid / "trainannot").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match=r"none of the .* images in .* has one mask"):
+        opened(camvid, skip_corrupt=True, notify=heard.append)
 
 
 def test_cityscapes_pairs_are_checked_within_their_city(cityscapes):
     (cityscapes / "gtFine" / "train" / "bochum" / "bochum_000000_000019_gtFine_labelIds.png").unlink()
-    with pytest.raises(ValueError, match=r"19_leftImg8bit\.png has no mask .*/bochum/.*19_gtFine_labelIds\.png$"):
+    with pytest.raises(ValueError, match=r"19_leftImg8bit\.png has no mask .*/bochum/.*19_gtFine_labelIds\.png; leave"):
         open_semantic("cityscapes", cityscapes, "train")
 
 

@@ -88,8 +88,9 @@ def test_a_run_goes_on_when_the_weights_it_began_with_are_gone(runs, tmp_path):
     path.unlink()
     again = train(recipe_of("segmentation", root, *given), resume=True)
     assert (again.step, again.finished) == (first.step, True)
-    with pytest.raises(ValueError, match=r"no such file: .*classifier\.pth"):
-        train(recipe_of("segmentation", root, f"--output={tmp_path}/new", f"--model.checkpoint={path}"))
+    new = [f"--output={tmp_path}/new", f"--model.checkpoint={path}", "--data.source=nowhere"]
+    with pytest.raises(ValueError, match=r"model\.checkpoint: no such file: .*classifier\.pth"):
+        train(recipe_of("segmentation", root, *new))
 
 
 def test_weights_of_flattened_networks_find_their_places(tmp_path):
@@ -242,10 +243,24 @@ def test_predict_does_not_draw_over_the_images(runs, tmp_path, capsys):
 def test_only_sure_objects_are_drawn(runs):
     trained = load_trained(str(runs["detection"] / "run/last.pt"))
     image = str(runs["detection"] / "coco/val/0.png")
-    (drawn,) = predict_dense(trained.model, trained.classes, trained.recipe, [image], least_score=1.0)
+    (drawn,) = predict_dense(trained.model, trained.classes, trained.recipe, [image], score=0.999)
     assert drawn.found == {"objects": []}
     with Image.open(image) as before:
         assert drawn.image.tobytes() == before.tobytes()
+
+
+def test_the_score_asked_for_counts_not_the_one_trained_with(runs):
+    trained = load_trained(str(runs["detection"] / "run/last.pt"))
+    trained.model.score_threshold = 0.999
+    image = str(runs["detection"] / "coco/val/0.png")
+
+    def scores(least):
+        (drawn,) = predict_dense(trained.model, trained.classes, trained.recipe, [image], score=least)
+        return [each["score"] for each in drawn.found["objects"]]
+
+    every = scores(0.0)
+    middle = sorted(every)[len(every) // 2]
+    assert scores(middle) == [score for score in every if score > middle] != []
 
 
 @pytest.mark.parametrize(
@@ -254,7 +269,7 @@ def test_only_sure_objects_are_drawn(runs):
         ("detection", [], "say where to by --out DIR"),
         ("detection", ["--out", "OUT", "--top", "3"], "--top has no meaning for a model of detection"),
         ("segmentation", ["--out", "OUT", "--score", "0.5"], "--score has no meaning for a model of segmentation"),
-        ("detection", ["--out", "OUT", "--score", "2"], "--score must be between 0 and 1"),
+        ("detection", ["--out", "OUT", "--score", "2"], "--score must be at least 0 and below 1, got 2.0"),
         ("detection", ["IMAGE", "--out", "OUT"], "several images would be drawn to 0.png"),
     ],
 )

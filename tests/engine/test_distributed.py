@@ -19,9 +19,11 @@ import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import Subset
 
 from softline.cli import main
@@ -295,3 +297,19 @@ def test_half_precision_on_a_cpu_is_refused(root, capsys, precision):
     ]
     assert main(arguments) == 2
     assert "precision fp16 needs a GPU: use bf16 or fp32 on the CPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("processes", "kind"), [(1, nn.BatchNorm2d), (4, nn.SyncBatchNorm)])
+def test_batch_norms_of_several_gpus_are_synchronised(processes, kind):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    gpus = SimpleNamespace(num_processes=processes, device=torch.device("cuda"))
+    synchronised = distributed.sync_batch_norms(gpus, model)
+    assert isinstance(synchronised[1], kind)
+    assert all(torch.equal(value, before[name]) for name, value in synchronised.state_dict().items())
+
+
+def test_batch_norms_cannot_be_synchronised_on_the_cpu():
+    processes = SimpleNamespace(num_processes=2, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"needs a GPU for each of the 2 processes.*--model.sync_batch_norm false"):
+        distributed.sync_batch_norms(processes, nn.BatchNorm2d(4))

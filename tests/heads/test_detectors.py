@@ -6,7 +6,13 @@ import timm
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torchvision.models.detection import (
+    maskrcnn_resnet50_fpn,
+    retinanet_resnet50_fpn,
+    retinanet_resnet50_fpn_v2,
+)
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 import softline  # noqa: F401  registers the backbones
 from softline.heads.detectors import ANCHOR_SIZES, Detector, StridedAnchors, mask_rcnn, retinanet
@@ -185,6 +191,29 @@ def test_retinanet_has_nine_anchors_a_place_and_mask_rcnn_three():
     assert small(mask_rcnn).detector.rpn.anchor_generator.num_anchors_per_location() == [3] * 5
 
 
+def shapes(module):
+    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
+
+
+def test_heads_of_full_width_are_torchvisions():
+    bare = {"weights": None, "weights_backbone": None}
+    ours, theirs = small(mask_rcnn, num_classes=90, width=256), maskrcnn_resnet50_fpn(**bare)
+    for part in ("rpn", "roi_heads"):
+        assert shapes(getattr(ours.detector, part)) == shapes(getattr(theirs, part))
+    assert shapes(small(retinanet, num_classes=91, width=256).detector.head) == shapes(
+        retinanet_resnet50_fpn(**bare).head
+    )
+    normed, v2 = small(retinanet, num_classes=91, width=256, norm=True), retinanet_resnet50_fpn_v2(**bare)
+    assert shapes(normed.detector.head) == shapes(v2.head)
+    groups = [module.num_groups for module in normed.detector.head.modules() if isinstance(module, nn.GroupNorm)]
+    assert groups == [32] * 8
+
+
+def test_a_head_with_norm_has_whole_groups():
+    with pytest.raises(ValueError, match=r"width \(36\) must be divisible by 8 for norm"):
+        small(retinanet, width=36, norm=True)
+
+
 def test_regions_are_pooled_at_the_strides_whatever_the_first_image():
     """65 pixels, padded to 96, are 24 places at stride 4: torchvision would take that for stride 2."""
     detector = small(mask_rcnn, short_side=65, long_side=65, score_threshold=0.0).eval()
@@ -192,6 +221,38 @@ def test_regions_are_pooled_at_the_strides_whatever_the_first_image():
         detector([photo(65, 65)])
     assert detector.detector.roi_heads.box_roi_pool.scales == [1 / 4, 1 / 8, 1 / 16, 1 / 32]
     assert detector.detector.roi_heads.mask_roi_pool.scales == [1 / 4, 1 / 8, 1 / 16, 1 / 32]
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_masks_are_pasted_as_torchvision_pastes_them(count):
+    transform = small(mask_rcnn).eval().detector.transform
+    corners = torch.rand(count, 2) * 60 - 10
+    found = {
+        "boxes": torch.cat([corners, corners + 60 * torch.rand(count, 2)], 1),
+        "masks": torch.rand(count, 1, 28, 28),
+    }
+    shapes = [(50, 80)], [(100, 150)]
+    (expected,) = GeneralizedRCNNTransform.postprocess(transform, [dict(found)], *shapes)
+    (result,) = transform.postprocess([dict(found)], *shapes)
+    assert torch.equal(result["boxes"], expected["boxes"])
+    assert result["masks"].dtype == torch.bool
+    assert torch.equal(result["masks"], expected["masks"][:, 0] >= 0.5)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_a_higher_threshold_finds_the_surest_of_the_same_objects(build):
+    detector = small(build, score_threshold=0.0, detections_per_image=20).eval()
+    image = photo(100, 150)
+    with torch.no_grad():
+        (before,) = detector([image])
+        detector.score_threshold = before["scores"][7].item()
+        (after,) = detector([image])
+    sure = before["scores"] > detector.score_threshold
+    assert 0 < sure.sum() < 20
+    for name, value in after.items():
+        assert torch.equal(value, before[name][sure])
+    with pytest.raises(ValueError, match=r"score_threshold must be below 1, got 1\.0"):
+        detector.score_threshold = 1.0
 
 
 @pytest.mark.parametrize("build", BUILDERS)

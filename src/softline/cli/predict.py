@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
     parser.add_argument("--top", type=int, metavar="K", help="classes for each image, of classifiers (default: 5)")
     parser.add_argument(
-        "--score", type=float, metavar="S", help="least score of an object, of detectors (default: 0.5)"
+        "--score", type=float, metavar="S", help="draw objects with a higher score, of detectors (default: 0.5)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where detectors and segmenters put what they draw")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the predictions here")
@@ -63,9 +63,9 @@ def _draw(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
     _refuse(options, trained, *(["top"] if trained.task == "detection" else ["top", "score"]))
     if options.out is None:
         raise ValueError(f"a model for {trained.task} draws on the images: say where to by --out DIR")
-    least = 0.5 if options.score is None else options.score
-    if not 0 <= least <= 1:
-        raise ValueError(f"--score must be between 0 and 1, got {least}")
+    score = 0.5 if options.score is None else options.score
+    if not 0 <= score < 1:
+        raise ValueError(f"--score must be at least 0 and below 1, got {score}")
     names = [f"{Path(path).stem}.png" for path in options.images]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -76,7 +76,7 @@ def _draw(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
             raise ValueError(f"{options.out / name} is one of the images and would be lost: name another --out DIR")
     make_directory(options.out)
     predictions = []
-    drawn_images = predict_dense(trained.model, trained.classes, trained.recipe, options.images, least_score=least)
+    drawn_images = predict_dense(trained.model, trained.classes, trained.recipe, options.images, score=score)
     for name, drawn in zip(names, drawn_images, strict=True):
         target = options.out / name
         write_whole(target, partial(drawn.image.save, format="PNG"))

@@ -14,7 +14,7 @@ import io
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -159,6 +159,8 @@ def open_semantic(
     *,
     classes: Sequence[str] | int | None = None,
     ignore_index: int | None = None,
+    skip_corrupt: bool = False,
+    notify: Callable[[str], None] = logger.info,
 ) -> SemanticSource:
     """The images of a split and their labels. Every image must have a mask and every mask an image.
 
@@ -167,6 +169,8 @@ def open_semantic(
     classes: their names by label or their number; for the layout folder only, which needs them.
     ignore_index: for the layout folder, the value in its masks that means "no label". 0: the classes begin at 1, as
         in ADE20K; else it must follow the values of the classes. None: every pixel has a label.
+    skip_corrupt: leave out images without a mask and masks without an image, and tell ``notify`` how many and which.
+        Files that cannot be read are for `find_corrupt`.
     """
     check_option("layout", layout, LAYOUTS)
     root = Path(root)
@@ -174,14 +178,15 @@ def open_semantic(
         names = _class_names(classes)
         values = _values_of_classes(len(names), ignore_index)
         image_folder, mask_folder = _find_folders(root, split)
-        return SemanticFiles(_pair(image_folder, mask_folder), names, values)
+        pairs = _pair(image_folder, mask_folder, skip=skip_corrupt, notify=notify)
+        return SemanticFiles(pairs, names, values)
     if classes is not None or ignore_index is not None:
         given = f"classes {classes!r}" if classes is not None else f"ignore_index {ignore_index}"
         raise ValueError(f"classes and ignore_index are for the layout folder, {layout} has its own; got {given}")
     if layout == "ade20k":
         check_option("split", split, ADE20K_SPLITS)
         folder = ADE20K_SPLITS[split]
-        pairs = _pair(root / "images" / folder, root / "annotations" / folder)
+        pairs = _pair(root / "images" / folder, root / "annotations" / folder, skip=skip_corrupt, notify=notify)
         return SemanticFiles(pairs, ADE20K, _values_of_classes(len(ADE20K), 0))
     check_option("split", split, CITYSCAPES_SPLITS)
     pairs = _pair(
@@ -189,6 +194,8 @@ def open_semantic(
         root / "gtFine" / split,
         image_endings=("_leftImg8bit.png",),
         mask_ending="_gtFine_labelIds.png",
+        skip=skip_corrupt,
+        notify=notify,
     )
     return SemanticFiles(pairs, [known.name for known in CITYSCAPES], _values_of_cityscapes())
 
@@ -249,9 +256,18 @@ def _find_folders(root: Path, split: str) -> tuple[Path, Path]:
 
 
 def _pair(
-    image_folder: Path, mask_folder: Path, *, image_endings: Sequence[str] | None = None, mask_ending: str = ".png"
+    image_folder: Path,
+    mask_folder: Path,
+    *,
+    image_endings: Sequence[str] | None = None,
+    mask_ending: str = ".png",
+    skip: bool,
+    notify: Callable[[str], None],
 ) -> list[tuple[str, str]]:
-    """Paths of images and of their masks, whose names agree but for the ending, sorted."""
+    """Paths of images and of their masks, whose names agree but for the ending, sorted.
+
+    skip: leave out what has no partner, or several.
+    """
     endings = tuple(image_endings or get_img_extensions())
     for folder in (image_folder, mask_folder):
         if not folder.is_dir():
@@ -270,13 +286,15 @@ def _pair(
     ]
     problems += [f"mask {paths[0]} has no image in {image_folder}" for key, paths in masks.items() if key not in images]
     if problems:
-        more = f"; and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise ValueError(
-            f"every image must have one mask and every mask one image, {len(problems)} do not: "
-            + "; ".join(problems[:10])
-            + more
-        )
-    return [(images[key][0], masks[key][0]) for key in sorted(images)]
+        found = "; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else "")
+        rule = "every image must have one mask and every mask one image"
+        if not skip:
+            raise ValueError(f"{rule}, {len(problems)} do not: {found}; leave them out by --skip-corrupt")
+        notify(f"{rule}, {len(problems)} do not and are left out: {found}")
+    whole = [key for key in sorted(images) if len(images[key]) == 1 and key in masks]
+    if not whole:
+        raise ValueError(f"none of the {len(images)} images in {image_folder} has one mask in {mask_folder}")
+    return [(images[key][0], masks[key][0]) for key in whole]
 
 
 def _files(folder: Path, endings: Sequence[str]) -> tuple[dict[str, list[str]], int]:

@@ -135,7 +135,15 @@ def windows_of(data: SemanticData) -> Windows | None:
 
 
 def _open_semantic(data: SemanticData, split: str, notify: Notify) -> SemanticSource:
-    source = open_semantic(data.layout, Path(data.source), split, classes=data.classes, ignore_index=data.ignore_index)
+    source = open_semantic(
+        data.layout,
+        Path(data.source),
+        split,
+        classes=data.classes,
+        ignore_index=data.ignore_index,
+        skip_corrupt=data.skip_corrupt,
+        notify=notify,
+    )
     return source.without(corrupt_indices(source, split, notify)) if data.skip_corrupt else source
 
 

@@ -1,5 +1,7 @@
 """From any recipe to the task it names."""
 
+from pathlib import Path
+
 from softline.engine.build import Notify, build_classification, log
 from softline.engine.recipe import ClassificationRecipe, DetectionRecipe, Recipe, SegmentationRecipe
 from softline.tasks import Task
@@ -7,6 +9,10 @@ from softline.tasks import Task
 
 def build_task(recipe: Recipe, *, rank: int = 0, notify: Notify = log.info) -> Task:
     """``notify`` hears what was left out of the data, and which weights were loaded."""
+    checkpoint = recipe.model.checkpoint
+    if checkpoint is not None and not Path(checkpoint).is_file():
+        # before the data, which may take minutes to read
+        raise ValueError(f"model.checkpoint: no such file: {checkpoint}")
     if isinstance(recipe, ClassificationRecipe):
         return build_classification(recipe, rank=rank, notify=notify)
     # they need further packages

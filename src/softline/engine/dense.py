@@ -24,6 +24,7 @@ from softline.engine.drawing import draw_detections, draw_labels
 from softline.engine.evaluate import Evaluation, evaluate
 from softline.engine.images import read_image
 from softline.engine.recipe import DetectionRecipe, Recipe, SegmentationRecipe
+from softline.heads.detectors import Detector
 from softline.tasks import Task
 from softline.tasks.detection import Detection
 from softline.tasks.segmentation import Segmentation, predict_labels
@@ -80,25 +81,26 @@ def evaluate_dense(
 
 
 def predict_dense(
-    model: nn.Module, classes: Sequence[str], recipe: Recipe, paths: Sequence[str], *, least_score: float = 0.5
+    model: nn.Module, classes: Sequence[str], recipe: Recipe, paths: Sequence[str], *, score: float = 0.5
 ) -> Iterator[Drawn]:
-    """What is on each image; objects with at least ``least_score``."""
+    """What is on each image; objects with a higher score than ``score``."""
     model.eval()
+    if isinstance(model, Detector):
+        # whatever it was trained with
+        model.score_threshold = score
     for path in paths:
         image = read_image(path, "RGB")
         if isinstance(recipe, DetectionRecipe):
-            yield _detect(model, classes, path, image, least_score)
+            yield _detect(model, classes, path, image)
         else:
             assert isinstance(recipe, SegmentationRecipe), "classification has its own"
             yield _segment(model, classes, path, image, recipe)
 
 
-def _detect(model: nn.Module, classes: Sequence[str], path: str, image: Image.Image, least_score: float) -> Drawn:
+def _detect(model: nn.Module, classes: Sequence[str], path: str, image: Image.Image) -> Drawn:
     pixels = pil_to_tensor(image).float() / 255
     with torch.no_grad():
         (found,) = model([pixels])
-    sure = found["scores"] >= least_score
-    found = {name: value[sure] for name, value in found.items()}
     objects = [
         {"class": classes[label], "score": score, "box": box}
         for label, score, box in zip(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 from torch.distributed import DistError, DistNetworkError
 from torch.distributed.checkpoint.state_dict import (
@@ -79,6 +80,19 @@ def shard(accelerator: Accelerator, model: nn.Module) -> nn.Module:
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
+
+
+def sync_batch_norms(accelerator: Accelerator, model: nn.Module) -> nn.Module:
+    """The model, whose batch norms see the images of all processes in training."""
+    if accelerator.num_processes == 1:
+        return model
+    if accelerator.device.type == "cpu":
+        raise ValueError(
+            f"model.sync_batch_norm needs a GPU for each of the {accelerator.num_processes} processes: on the CPU, "
+            "train in one, or let each have its own by --model.sync_batch_norm false"
+        )
+    synchronised: nn.Module = convert_sync_batchnorm(model)
+    return synchronised
 
 
 def is_sharded(model: nn.Module) -> bool:

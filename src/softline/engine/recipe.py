@@ -22,7 +22,9 @@ class ModelRecipe:
     grad_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     freeze_batch_norm: bool = False
-    """Keep BatchNorm as it was loaded, for batches of few images."""
+    """Keep the backbone's BatchNorm as it was loaded, for batches of few images."""
+    sync_batch_norm: bool = False
+    """Let the BatchNorm of several processes, each with a GPU, see all their images; one process has them anyway."""
     channels_last: bool = False
     compile: bool = False
     """Train through torch.compile."""
@@ -254,7 +256,8 @@ class DetectionData:
 class DetectorRecipe:
     name: Literal["retinanet", "mask_rcnn"]
     options: dict[str, Any] = field(default_factory=dict)
-    """Its keyword arguments: width, anchor_sizes, score_threshold, detections_per_image."""
+    """Its keyword arguments: width, anchor_sizes, score_threshold, detections_per_image, and norm (retinanet) or
+    regions_per_image (mask_rcnn)."""
 
 
 @dataclass(frozen=True, kw_only=True)

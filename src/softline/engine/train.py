@@ -117,7 +117,7 @@ class Trainer:
         self.output = Path(recipe.output)
         self.per_epoch = steps_per_epoch(task, recipe, processes=accelerator.num_processes)
         self.total = total_steps(recipe.schedule, self.per_epoch)
-        self.model = task.model.to(accelerator.device)
+        self.model = self._on_device()
         self.ema = self._create_ema()
         self.shared = self._share()
         self.optimizer: Any = accelerator.prepare_optimizer(
@@ -390,6 +390,10 @@ class Trainer:
         self.evaluated_step = content["evaluated_step"]
 
     # setting up
+
+    def _on_device(self) -> nn.Module:
+        model = self.task.model.to(self.accelerator.device)
+        return distributed.sync_batch_norms(self.accelerator, model) if self.recipe.model.sync_batch_norm else model
 
     def _create_ema(self) -> ModelEmaV3 | None:
         ema = self.recipe.ema

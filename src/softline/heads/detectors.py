@@ -12,10 +12,12 @@ What differs from torchvision's own detectors:
 - Regions are pooled at the strides of the pyramid. torchvision guesses them once, from the first batch, by rounding.
 - Under autocast, outputs and anchors are float32: in bfloat16, coordinates above 512 are multiples of 4.
 - Images are shrunk with antialiasing, as in training.
+- Masks are pasted into the image one by one, as bool: 100 of them as probabilities fill 9.6 GB at 24 megapixels.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +25,11 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool, LastLevelP6P7
@@ -35,6 +41,10 @@ from softline.ops.inputs import check_integer, check_number
 
 ANCHOR_SIZES = (32, 64, 128, 256, 512)
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
+# sides of the map that is pooled from a region
+BOX_MAP, MASK_MAP = 7, 14
+# of GroupNorm: 32 groups of 256 channels
+CHANNELS_OF_A_GROUP = 8
 
 Target = dict[str, Tensor]
 
@@ -62,6 +72,20 @@ class Detector(nn.Module):
         # 0 is torchvision's background where regions are classified
         self.first_label = int(self.masks)
 
+    @property
+    def score_threshold(self) -> float:
+        """What is found has a higher score."""
+        return float(self._scored.score_thresh)
+
+    @score_threshold.setter
+    def score_threshold(self, value: float) -> None:
+        check_score(value)
+        self._scored.score_thresh = value
+
+    @property
+    def _scored(self) -> Any:
+        return self.detector.roi_heads if self.masks else self.detector
+
     def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
         """Images [3, H, W] in 0..1, each of its own size.
 
@@ -82,11 +106,7 @@ class Detector(nn.Module):
         return self.detector(list(images), shifted)
 
     def _found(self, found: Target) -> Target:
-        found["labels"] = found["labels"] - self.first_label
-        if self.masks:
-            # probabilities [n, 1, H, W]
-            found["masks"] = found["masks"][:, 0] >= 0.5
-        return found
+        return {**found, "labels": found["labels"] - self.first_label}
 
 
 def retinanet(
@@ -98,6 +118,7 @@ def retinanet(
     image_mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
     image_std: Sequence[float] = IMAGENET_DEFAULT_STD,
     width: int = 256,
+    norm: bool = False,
     anchor_sizes: Sequence[float] = ANCHOR_SIZES,
     score_threshold: float = 0.05,
     detections_per_image: int = 100,
@@ -108,16 +129,23 @@ def retinanet(
     num_classes: real classes; there is none for the background.
     short_side, long_side: in evaluation images are resized to the short side, or to the long one if that is less.
     width: channels of the pyramid and the head.
+    norm: GroupNorm after each convolution of the head. Without it, as in the paper, a head starts with small outputs,
+        the smaller the narrower it is, and takes long to learn from scratch.
     anchor_sizes: of P3 to P7, in pixels; two more of each level are 1.26 and 1.59 times as large.
     """
     _check(num_classes, short_side, long_side, anchor_sizes)
     _check_options(image_mean, image_std, width, score_threshold, detections_per_image)
+    if norm and width % CHANNELS_OF_A_GROUP:
+        raise ValueError(f"width ({width}) must be divisible by {CHANNELS_OF_A_GROUP} for norm")
     maps = StageMaps(body, stages=(1, 2, 3))
     octaves = tuple(tuple(size * 2 ** (third / 3) for third in range(3)) for size in anchor_sizes)
+    anchors = StridedAnchors(octaves, strides=(8, 16, 32, 64, 128))
+    group_norm = partial(nn.GroupNorm, width // CHANNELS_OF_A_GROUP) if norm else None
     detector = RetinaNet(
         Pyramid(maps, width, LastLevelP6P7(maps.channels[-1], width)),
         num_classes,
-        anchor_generator=StridedAnchors(octaves, strides=(8, 16, 32, 64, 128)),
+        anchor_generator=anchors,
+        head=RetinaNetHead(width, anchors.num_anchors_per_location()[0], num_classes, norm_layer=group_norm),
         score_thresh=score_threshold,
         detections_per_img=detections_per_image,
     )
@@ -135,6 +163,7 @@ def mask_rcnn(
     image_mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
     image_std: Sequence[float] = IMAGENET_DEFAULT_STD,
     width: int = 256,
+    regions_per_image: int = 512,
     anchor_sizes: Sequence[float] = ANCHOR_SIZES,
     score_threshold: float = 0.05,
     detections_per_image: int = 100,
@@ -142,17 +171,23 @@ def mask_rcnn(
     """Mask R-CNN on P2 to P6: stages 1 to 4, and every second place of the last.
 
     body, num_classes, short_side, long_side: as of `retinanet`.
-    width: channels of the pyramid.
+    width: channels of the pyramid and the mask head; the box head has four times as many.
+    regions_per_image: that the heads learn from, at most.
     anchor_sizes: of P2 to P6, in pixels.
     """
     _check(num_classes, short_side, long_side, anchor_sizes)
     _check_options(image_mean, image_std, width, score_threshold, detections_per_image)
+    check_integer("regions_per_image", regions_per_image, 1)
     detector = MaskRCNN(
         Pyramid(StageMaps(body), width, LastLevelMaxPool()),
-        num_classes + 1,
         rpn_anchor_generator=StridedAnchors(tuple((size,) for size in anchor_sizes), strides=(4, 8, 16, 32, 64)),
-        box_roi_pool=_region_pooling(7),
-        mask_roi_pool=_region_pooling(14),
+        box_roi_pool=_region_pooling(BOX_MAP),
+        box_head=TwoMLPHead(width * BOX_MAP**2, 4 * width),
+        box_predictor=FastRCNNPredictor(4 * width, num_classes + 1),
+        mask_roi_pool=_region_pooling(MASK_MAP),
+        mask_head=MaskRCNNHeads(width, (width,) * 4, dilation=1),
+        mask_predictor=MaskRCNNPredictor(width, width, num_classes + 1),
+        box_batch_size_per_image=regions_per_image,
         box_score_thresh=score_threshold,
         box_detections_per_img=detections_per_image,
     )
@@ -203,6 +238,28 @@ class ImageBatches(GeneralizedRCNNTransform):  # type: ignore[misc]
         size = [max(round(side * scale), 1) for side in (height, width)]
         return resize(image, size, antialias=True), target
 
+    def postprocess(
+        self, result: list[Target], image_shapes: list[tuple[int, int]], original_image_sizes: list[tuple[int, int]]
+    ) -> list[Target]:
+        """Boxes and masks in pixels of the images as they came; masks [n, H, W] bool."""
+        if self.training:
+            return result
+        # probabilities [n, 1, 28, 28], which torchvision would paste all at once
+        cut_outs = [found.pop("masks", None) for found in result]
+        result = super().postprocess(result, image_shapes, original_image_sizes)
+        for found, masks, size in zip(result, cut_outs, original_image_sizes, strict=True):
+            if masks is not None:
+                found["masks"] = _paste(masks, found["boxes"], size)
+        return result
+
+
+def _paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Probabilities [n, 1, S, S] within boxes [n, 4] -> [n, H, W] bool."""
+    pasted = torch.empty(len(masks), *size, dtype=torch.bool, device=masks.device)
+    for place in range(len(masks)):
+        pasted[place] = paste_masks_in_image(masks[place, None], boxes[place, None], size)[0, 0] >= 0.5
+    return pasted
+
 
 class StridedAnchors(AnchorGenerator):  # type: ignore[misc]
     """Anchors around the places of each level, in float32.
@@ -244,11 +301,15 @@ def _widen(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Ten
 def _check_options(mean: Sequence[float], std: Sequence[float], width: int, score: float, count: int) -> None:
     check_integer("width", width, 1)
     check_integer("detections_per_image", count, 1)
-    check_number("score_threshold", score, 0)
-    if score >= 1:
-        raise ValueError(f"score_threshold must be below 1, got {score}")
+    check_score(score)
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise ValueError(f"mean and std must be 3 numbers each, std positive, got {tuple(mean)} and {tuple(std)}")
+
+
+def check_score(threshold: float) -> None:
+    check_number("score_threshold", threshold, 0)
+    if threshold >= 1:
+        raise ValueError(f"score_threshold must be below 1, got {threshold}")
 
 
 def _check(num_classes: int, short_side: int, long_side: int, anchor_sizes: Sequence[float]) -> None:

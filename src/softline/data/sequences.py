@@ -1,0 +1,64 @@
+"""Labelled sequences of tokens: what every task of the Long Range Arena (https://arxiv.org/abs/2011.04006) is made of.
+
+Token ids are 1 to ``vocabulary - 1``; 0 is padding.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+Tokens = NDArray[np.uint16]
+Notify = Callable[[str], None]
+
+
+class SequenceError(ValueError):
+    """A sample that is not what its task expects."""
+
+
+@runtime_checkable
+class SequenceSource(Protocol):
+    """Sequences that can be read in any order, by several processes."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names by label."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a sequence."""
+
+    @property
+    def parts(self) -> int:
+        """Sequences of a sample: 1, or 2 that are compared."""
+
+    def __len__(self) -> int: ...
+
+    def load(self, index: int) -> tuple[tuple[Tokens, ...], int]:
+        """The sequences of a sample, [length] each, at least one token long, and its label; `SequenceError` if it is
+        no good."""
+
+    def name(self, index: int) -> str:
+        """Where the sample lies: file and line."""
+
+
+class SequenceSamples(Dataset[tuple[tuple[Tensor, ...], int]]):
+    """Sequences of a source as int64 tensors [length], and labels, by index or by (epoch, index): nothing is random."""
+
+    def __init__(self, source: SequenceSource) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[tuple[Tensor, ...], int]:
+        parts, label = self.source.load(key[1] if isinstance(key, tuple) else key)
+        return tuple(torch.from_numpy(part.astype(np.int64)) for part in parts), label
