@@ -46,7 +46,7 @@ def focused(
     *,
     num_prefix_tokens: int = 0,
     power: float = 3.0,
-    value_conv: int | None = 5,
+    value_conv: int | GridSize | None = 5,
     qkv_bias: bool = True,
 ) -> MultiHeadAttention:
     """FLatten's attention.

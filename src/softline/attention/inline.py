@@ -45,6 +45,7 @@ def inline(
     num_prefix_tokens: int = 0,
     feature_map: InlineFeatureMap = "identity",
     local_residual: bool = True,
+    local_kernel: int | GridSize = 3,
     qkv_bias: bool = True,
     impl: Impl = "auto",
 ) -> MultiHeadAttention:
@@ -52,11 +53,14 @@ def inline(
 
     feature_map: phi of queries and keys: "identity" (the paper's default), "relu", "leaky_relu", or "exp" (exp(0.2 x),
         which is not normalised: queries or keys of some hundreds are beyond float32).
-    local_residual: add the 3x3 depthwise convolution of the values whose kernels are predicted from the mean token.
+    local_residual: add the depthwise convolution of the values whose kernels are predicted from the mean token.
+    local_kernel: rows and columns of its kernels, an int for both; (1, 3) for sequences.
     impl: see `softline.ops.inline_attention`.
     """
     check_option("impl", impl, get_args(Impl))
-    local = LocalResidual(dim, num_heads, num_prefix_tokens=num_prefix_tokens) if local_residual else None
+    local = None
+    if local_residual:
+        local = LocalResidual(dim, num_heads, kernel_size=local_kernel, num_prefix_tokens=num_prefix_tokens)
     return MultiHeadAttention(
         dim,
         num_heads,

@@ -44,7 +44,7 @@ def nystrom(
     ratio: int | GridSize = 1,
     max_landmarks: int | GridSize | None = 7,
     iterations: int = 6,
-    value_conv: int | None = 3,
+    value_conv: int | GridSize | None = 3,
     qkv_bias: bool = True,
 ) -> MultiHeadAttention:
     """Nystrom approximation of softmax attention.

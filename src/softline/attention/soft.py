@@ -60,7 +60,7 @@ def soft(
     iterations: int = 20,
     start: NewtonStart = "norm",
     ridge: float = 0.0,
-    value_conv: int | None = 3,
+    value_conv: int | GridSize | None = 3,
     qkv_bias: bool = True,
     impl: Impl = "auto",
 ) -> MultiHeadAttention:

@@ -8,7 +8,7 @@ from typing import Any
 
 from softline.cli.arguments import Commands, check_parent, integers
 from softline.cli.processes import told_once
-from softline.cli.progress import percent
+from softline.cli.progress import metrics_text, percent
 
 # back to the start of the line, and empty it
 CLEAR = "\r\033[K"
@@ -19,7 +19,8 @@ def add(commands: Commands) -> None:
         "evaluate",
         help="accuracy and speed of a trained model on any data, at one or several image sizes",
         description="Classifiers: top-1 and top-5 accuracy and images per second. Detectors: COCO's AP of boxes and "
-        "masks. Segmenters: mIoU, and a line for each class. Works under torchrun as well: every image counts once.",
+        "masks. Segmenters: mIoU, and a line for each class. Models of sequences: accuracy. Works under torchrun as "
+        "well: every sample counts once.",
     )
     parser.add_argument(
         "checkpoint", help="a .pt file of `softline train`, a directory that timm saved, or a published model's name"
@@ -65,7 +66,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         check_integer("--batch-size", options.batch_size, 1)
     check_integer("--workers", options.workers, 0)
     trained = load_trained(options.checkpoint)
-    measure = _classes if trained.task == "classification" else _dense
+    measure = {"classification": _classes, "sequence": _sequences}.get(trained.task, _dense)
     accelerator = distributed.start(precision=options.precision)
     teller = _Teller(accelerator.is_main_process)
     rows = measure(options, trained, accelerator, teller)
@@ -139,6 +140,32 @@ def _dense(options: argparse.Namespace, trained: Any, accelerator: Any, teller: 
     return [{**measured_on, **dataclasses.asdict(result)}]
 
 
+def _sequences(options: argparse.Namespace, trained: Any, accelerator: Any, teller: "_Teller") -> list[dict[str, Any]]:
+    from softline.engine.build_sequence import evaluate_sequence
+
+    for name in ("sizes", "root", "annotations"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} is for images; {options.checkpoint} was trained for sequences")
+    if options.skip_corrupt:
+        raise ValueError(f"--skip-corrupt is for images; {options.checkpoint} was trained for sequences")
+    changes = {"source": options.data} if options.data is not None else {}
+    changes |= {"val_split": options.split} if options.split is not None else {}
+    recipe = trained.recipe.replace(data=dataclasses.replace(trained.recipe.data, **changes))
+    result = evaluate_sequence(
+        trained.model,
+        trained.settings,
+        recipe,
+        accelerator,
+        batch_size=options.batch_size or 32,
+        workers=options.workers,
+        notify=teller.say,
+        progress=teller.show,
+    )
+    teller.say(f"{metrics_text(result.metrics)}\n{result.samples:,} sequences, {result.per_second:,.2f} a second")
+    measured_on = {"source": recipe.data.source, "split": recipe.data.val_split}
+    return [{**measured_on, **dataclasses.asdict(result)}]
+
+
 def _class_table(rows: list[dict[str, Any]]) -> list[str]:
     """A line for each class, as wide as its longest name."""
     if not rows:
@@ -165,4 +192,4 @@ class _Teller:
     def show(self, done: int, total: int | None) -> None:
         if self.shown:
             of = "" if total is None else f" of {total:,}"
-            print(f"{CLEAR}{done:,}{of} images", end="", file=sys.stderr, flush=True)
+            print(f"{CLEAR}{done:,}{of} done", end="", file=sys.stderr, flush=True)

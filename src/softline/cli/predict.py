@@ -35,6 +35,8 @@ def run(options: argparse.Namespace) -> None:
 
     check_parent(options.json)
     trained = load_trained(options.checkpoint)
+    if trained.task == "sequence":
+        raise ValueError(f"{options.checkpoint} was trained for sequences, not for images")
     predictions = _name(options, trained) if trained.task == "classification" else _draw(options, trained)
     if options.json is not None:
         write_json(options.json, predictions)

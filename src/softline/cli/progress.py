@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from softline.engine.events import Evaluated, Evaluating, Event, Notice, Saved, Started, Stepped
+from softline.engine.events import Evaluated, Evaluating, Event, Notice, Preparing, Saved, Started, Stepped
 
 
 class Progress:
@@ -30,7 +30,9 @@ class Progress:
             self.bar.stop()
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, Preparing):
+            self._prepare(event)
+        elif isinstance(event, Started):
             self._start(event)
         elif isinstance(event, Stepped):
             self._step(event)
@@ -47,7 +49,26 @@ class Progress:
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
 
+    def _prepare(self, event: Preparing) -> None:
+        """A bar of its own; elsewhere a line every ten seconds."""
+        line = f"{event.done:,} of {event.total:,} {event.what}"
+        if self.console.is_terminal:
+            if self.bar is None:
+                self._open_bar(total=event.total)
+            self.bar.update(self.task, completed=event.done, numbers=line)
+        elif time.monotonic() - self.last_line > 10:
+            self.last_line = time.monotonic()
+            self.say(line)
+
+    def _open_bar(self, *, total: int, completed: int = 0) -> None:
+        self.bar = _bar(self.console)
+        self.task = self.bar.add_task("", total=total, completed=completed, numbers="")
+        self.bar.start()
+
     def _start(self, event: Started) -> None:
+        if self.bar is not None:
+            # that of the preparation
+            self.bar.stop()
         self.started = True
         self.unit = event.unit
         several = f"{event.processes} processes on " if event.processes > 1 else ""
@@ -58,9 +79,7 @@ class Progress:
         resumed = f", from step {event.start_step}" if event.start_step else ""
         self.say(f"{event.steps} steps, {epochs:.4g} epochs of {event.steps_per_epoch}{resumed}")
         if self.console.is_terminal:
-            self.bar = _bar(self.console)
-            self.task = self.bar.add_task("", total=event.steps, completed=event.start_step, numbers="")
-            self.bar.start()
+            self._open_bar(total=event.steps, completed=event.start_step)
 
     def _step(self, event: Stepped) -> None:
         line = step_line(event, self.unit)

@@ -10,6 +10,7 @@ benchmark's own.
 """
 
 import multiprocessing
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from random import Random
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -196,7 +198,7 @@ def _chunks_of_workers(settings: ListOpsSettings, workers: int) -> Generator[Chu
     if method == "forkserver":
         context.set_forkserver_preload([__name__])
     numbers = count()
-    pool = ProcessPoolExecutor(workers, mp_context=context)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
     try:
         pending = deque(pool.submit(_chunk, settings, number) for number in islice(numbers, 4 * workers))
         while True:
@@ -205,6 +207,18 @@ def _chunks_of_workers(settings: ListOpsSettings, workers: int) -> Generator[Chu
             yield chunk
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """Let this worker end when its parent does: a killed one cannot tell it, and it would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
 
 
 class _TooLongError(Exception):

@@ -3,18 +3,27 @@
 from pathlib import Path
 
 from softline.engine.build import Notify, build_classification, log
-from softline.engine.recipe import ClassificationRecipe, DetectionRecipe, Recipe, SegmentationRecipe
+from softline.engine.build_sequence import Preparing, build_sequence
+from softline.engine.recipe import ClassificationRecipe, DetectionRecipe, Recipe, SegmentationRecipe, SequenceRecipe
 from softline.tasks import Task
 
 
-def build_task(recipe: Recipe, *, rank: int = 0, notify: Notify = log.info) -> Task:
-    """``notify`` hears what was left out of the data, and which weights were loaded."""
+def build_task(
+    recipe: Recipe, *, rank: int = 0, notify: Notify = log.info, preparing: Preparing = lambda *_: None
+) -> Task:
+    """The task with its data and its network.
+
+    notify: hears what was left out of the data, and which weights were loaded.
+    preparing: hears how far data is that has to be made.
+    """
     checkpoint = recipe.model.checkpoint
     if checkpoint is not None and not Path(checkpoint).is_file():
         # before the data, which may take minutes to read
         raise ValueError(f"model.checkpoint: no such file: {checkpoint}")
     if isinstance(recipe, ClassificationRecipe):
         return build_classification(recipe, rank=rank, notify=notify)
+    if isinstance(recipe, SequenceRecipe):
+        return build_sequence(recipe, notify=notify, preparing=preparing)
     # they need further packages
     from softline.engine import build_dense
 

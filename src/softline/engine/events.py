@@ -55,6 +55,15 @@ class Evaluating:
 
 
 @dataclass(frozen=True)
+class Preparing:
+    """Data that is made before the run: how much of it there is, of how much."""
+
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Saved:
     step: int
     path: str
@@ -67,7 +76,7 @@ class Notice:
     """It says that all is as usual."""
 
 
-Event: TypeAlias = Started | Stepped | Evaluating | Evaluated | Saved | Notice
+Event: TypeAlias = Preparing | Started | Stepped | Evaluating | Evaluated | Saved | Notice
 Listener: TypeAlias = Callable[[Event], None]
 
 
@@ -80,7 +89,7 @@ class JsonLines:
         self.path = path
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Evaluating):
+        if isinstance(event, (Preparing, Evaluating)):
             return
         line = {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
         with self.path.open("a") as file:

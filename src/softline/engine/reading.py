@@ -20,9 +20,9 @@ from softline.ops.inputs import check_option
 FREE_KEYS = frozenset(
     (
         *("output", "data.source", "data.root", "data.skip_corrupt", "data.skip_annotations"),
-        *("data.train_annotations", "data.val_annotations", "model.checkpoint"),
+        *("data.train_annotations", "data.val_annotations", "data.generate.workers", "model.checkpoint"),
         *("device", "workers", "accumulate", "strategy", "model.compile", "model.grad_checkpointing"),
-        *("eval_batch_size", "eval_every", "save_every", "log_every"),
+        *("eval_batch_size", "eval_every", "eval_steps", "save_every", "log_every"),
     )
 )
 

@@ -12,7 +12,7 @@ CropMode = Literal["center", "squash", "border"]
 @dataclass(frozen=True, kw_only=True)
 class ModelRecipe:
     name: str
-    """Any model of timm.create_model, softline's included."""
+    """Any model of timm.create_model, softline's included; lra_encoder for sequences."""
     options: dict[str, Any] = field(default_factory=dict)
     """Its keyword arguments: attention, attention_options, drop_path_rate, ..."""
     pretrained: bool = False
@@ -154,6 +154,8 @@ class Recipe:
     device: Literal["auto", "cpu"] = "auto"
     eval_every: int = 1
     """Epochs between evaluations; the last one always is."""
+    eval_steps: int | None = None
+    """Steps between evaluations, instead of eval_every's epochs."""
     save_every: int | None = None
     """Steps between checkpoints, beside the one after each epoch."""
     log_every: int = 20
@@ -165,7 +167,7 @@ class Recipe:
         check_range("workers", self.workers, 0)
         check_range("eval_every", self.eval_every, 1)
         check_range("log_every", self.log_every, 1)
-        for name in ("eval_batch_size", "save_every"):
+        for name in ("eval_batch_size", "eval_steps", "save_every"):
             if (value := getattr(self, name)) is not None:
                 check_range(name, value, 1)
         check_range("optimizer.lr", self.optimizer.lr, 0, open_low=True)
@@ -348,10 +350,61 @@ class SegmentationRecipe(Recipe):
             raise ValueError("data.layout folder needs data.classes: their names, or how many there are")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListOpsRecipe:
+    """Expressions to generate; see `softline.data.listops.ListOpsSettings`."""
+
+    samples: tuple[int, int, int] = (96_000, 2_000, 2_000)
+    """To train on, validate and test."""
+    min_length: int = 500
+    """Expressions have more tokens than this,"""
+    max_length: int = 2000
+    """and fewer than this."""
+    seed: int = 0
+    workers: int = 1
+    """Processes that generate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceData:
+    name: Literal["listops", "text", "retrieval", "image", "pathfinder"]
+    """The task of the Long Range Arena."""
+    source: str
+    """Directory with its files, such as lra_release."""
+    generate: ListOpsRecipe | None = None
+    """Of listops: expressions are made and kept in source, instead of read from the benchmark's files."""
+    train_split: str = "train"
+    val_split: str = "val"
+    max_length: int | None = None
+    """Of text and retrieval: bytes to which texts are cut; the benchmark's 4000 by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceRecipe(Recipe):
+    """One label for a sequence; ``model`` is lra_encoder."""
+
+    data: SequenceData
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model.name != "lra_encoder":
+            raise ValueError(f"model.name must be lra_encoder for sequences, got {self.model.name}")
+        for name in ("pretrained", "grad_checkpointing", "freeze_batch_norm", "sync_batch_norm", "channels_last"):
+            if getattr(self.model, name):
+                raise ValueError(f"model.{name} is for images, not for sequences")
+        if self.data.generate is not None and self.data.name != "listops":
+            raise ValueError(f"data.generate is for listops; {self.data.name} is read from files")
+        if self.data.max_length is not None:
+            check_range("data.max_length", self.data.max_length, 1)
+            if self.data.name not in ("text", "retrieval"):
+                raise ValueError(f"data.max_length is for text and retrieval; {self.data.name} is never cut")
+
+
 RECIPE_TYPES: dict[str, type[Recipe]] = {
     "classification": ClassificationRecipe,
     "detection": DetectionRecipe,
     "segmentation": SegmentationRecipe,
+    "sequence": SequenceRecipe,
 }
 
 

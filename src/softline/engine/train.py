@@ -29,6 +29,7 @@ from softline.engine.events import (
     JsonLines,
     Listener,
     Notice,
+    Preparing,
     Saved,
     Started,
     Stepped,
@@ -78,6 +79,7 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
         recipe.without_weights() if begun else recipe,
         rank=accelerator.process_index,
         notify=lambda text: tell(Notice(text)),
+        preparing=lambda *numbers: tell(Preparing(*numbers)),
     )
     trainer = Trainer(recipe, task, accelerator, tell)
     if resume:
@@ -280,12 +282,15 @@ class Trainer:
         self.tell(event)
 
     def _end_epoch(self) -> None:
-        """Save and evaluate, if an epoch ends here and that is not done yet."""
-        if self.step % self.per_epoch and self.step != self.total:
+        """Save if an epoch ends here, or an evaluation is due; evaluate, unless that is done already."""
+        epochs, rest = divmod(self.step, self.per_epoch)
+        last = self.step == self.total
+        steps = self.recipe.eval_steps
+        due = last or (rest == 0 and epochs % self.recipe.eval_every == 0 if steps is None else self.step % steps == 0)
+        if rest and not due:
             return
         # before the evaluation, which may take long or fail on its data
         self.save()
-        due = self.step == self.total or (self.step // self.per_epoch) % self.recipe.eval_every == 0
         if due and self.evaluated_step != self.step and not self.stopping:
             self._evaluate()
 
@@ -434,7 +439,7 @@ class _Teller:
         self.early: list[Event] = []
 
     def __call__(self, event: Event) -> None:
-        if self.board is None:
+        if self.board is None and not isinstance(event, Preparing):
             self.early.append(event)
         for listener in self.listeners:
             listener(event)

@@ -24,11 +24,12 @@ from softline.engine.build import (
     log,
     set_image_size,
 )
+from softline.engine.build_sequence import sequence_model
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.evaluate import Evaluation, evaluate
 from softline.engine.images import read_image
 from softline.engine.reading import read_recipe
-from softline.engine.recipe import ClassificationRecipe, Recipe
+from softline.engine.recipe import ClassificationRecipe, Recipe, SequenceRecipe
 from softline.tasks import Classification
 
 
@@ -41,8 +42,8 @@ class Trained:
     classes: tuple[str, ...]
     """Names by label; empty if unknown."""
     settings: dict[str, Any]
-    """Of the images it was trained for: size, mean, std, interpolation, crop, colour mode; none for dense tasks, whose
-    recipe has them."""
+    """Of the images it was trained for: size, mean, std, interpolation, crop, colour mode; of sequences their
+    vocabulary, positions and parts; none for dense tasks, whose recipe has them."""
     recipe: Recipe | None = None
     """By which it was trained, if softline did."""
 
@@ -131,6 +132,9 @@ def _load_checkpoint(path: Path) -> Trained:
     if isinstance(recipe, ClassificationRecipe):
         model = build_model(recipe.without_weights().model, len(classes), recipe.data.image_size)
         settings = image_settings(model, recipe.data)
+    elif isinstance(recipe, SequenceRecipe):
+        model = sequence_model(recipe, content["facts"])
+        settings = content["facts"]
     else:
         # dense tasks need further packages
         from softline.engine.dense import dense_model

@@ -4,6 +4,7 @@ Called as ``local(x, v, grid_size, key_mask) -> [B, H, N, D]`` with the attentio
 [B, H, N, D], both zero at masked tokens. Prefix tokens receive nothing.
 """
 
+import math
 from functools import reduce
 from typing import Literal
 
@@ -11,50 +12,58 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softline.layers.grid import GridSize, mean_token, spatial_map, spatial_tokens
+from softline.layers.grid import GridSize, as_pair, mean_token, spatial_map, spatial_tokens
 from softline.ops.chunks import is_traced
-from softline.ops.inputs import check_integer, narrow, widen, without_autocast
+from softline.ops.inputs import narrow, widen, without_autocast
 
 # numbers of a map that are worth a convolution of their own
 LARGE_MAP = 2**14
 
 
 class LocalResidual(nn.Module):
-    """InLine's local residual: a depthwise 3x3 convolution whose kernels are predicted from the mean token.
+    """InLine's local residual: a depthwise convolution whose kernels are predicted from the mean token.
 
-    r = W2 gelu(W1 mean(x)), one 3x3 kernel for each channel and sample, both layers grouped by head.
+    r = W2 gelu(W1 mean(x)), one kernel for each channel and sample, both layers grouped by head.
+
+    kernel_size: rows and columns, an int for both; 3 is the paper's.
     """
 
-    def __init__(self, dim: int, num_heads: int, *, num_prefix_tokens: int = 0) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, *, kernel_size: int | GridSize = 3, num_prefix_tokens: int = 0
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.kernel_size = _odd_pair("the kernel of the local residual", kernel_size)
         self.num_prefix_tokens = num_prefix_tokens
         self.hidden = nn.Conv1d(dim, dim, 1, groups=num_heads)
-        self.kernel = nn.Conv1d(dim, 9 * dim, 1, groups=num_heads)
+        self.kernel = nn.Conv1d(dim, math.prod(self.kernel_size) * dim, 1, groups=num_heads)
 
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         mean = mean_token(x, key_mask).to(x.dtype)[..., None]  # [B, C, 1]
-        kernels = self.kernel(F.gelu(self.hidden(mean)))  # [B, 9 C, 1]
+        kernels = self.kernel(F.gelu(self.hidden(mean)))  # [B, 9 C, 1] of 3 x 3
         values = spatial_map(v, grid_size, self.num_prefix_tokens)
-        return spatial_tokens(_convolve_each(values, kernels), self.num_heads, self.num_prefix_tokens)
+        return spatial_tokens(_convolve_each(values, kernels, self.kernel_size), self.num_heads, self.num_prefix_tokens)
 
 
 @without_autocast
-def _convolve_each(values: Tensor, kernels: Tensor) -> Tensor:
-    """Every channel of every sample [B, C, H, W] by its own 3x3 kernel [B, 9 C, 1], summed in float32."""
+def _convolve_each(values: Tensor, kernels: Tensor, size: GridSize) -> Tensor:
+    """Every channel of every sample [B, C, H, W] by its own kernel [B, rows * columns * C, 1], summed in float32."""
     if values.shape[0] == 0:
         return values  # torch convolves no empty group
-    planes, weight = widen(values), widen(kernels).reshape(-1, 1, 3, 3)
+    planes, weight = widen(values), widen(kernels).reshape(-1, 1, *size)
     out = _shifted_sum(planes, weight) if is_traced() else _grouped_convolution(planes, weight)
     return narrow(out, values.dtype)
 
 
 def _shifted_sum(planes: Tensor, weight: Tensor) -> Tensor:
-    """The definition: nine shifted maps, each times its weight; a compiler makes one loop of it."""
+    """The definition: shifted maps, nine for 3 x 3, each times its weight; a compiler makes one loop of it."""
     batch, channels, height, width = planes.shape
-    weight = weight.reshape(batch, channels, 9, 1, 1)
-    padded = F.pad(planes, (1, 1, 1, 1))
-    shifted = [padded[..., row : row + height, column : column + width] for row in range(3) for column in range(3)]
+    rows, columns = weight.shape[-2:]
+    weight = weight.reshape(batch, channels, rows * columns, 1, 1)
+    padded = F.pad(planes, (columns // 2, columns // 2, rows // 2, rows // 2))
+    shifted = [
+        padded[..., row : row + height, column : column + width] for row in range(rows) for column in range(columns)
+    ]
     return reduce(torch.add, [weight[:, :, place] * maps for place, maps in enumerate(shifted)])
 
 
@@ -62,20 +71,22 @@ def _grouped_convolution(planes: Tensor, weight: Tensor) -> Tensor:
     """One group for each channel. Large maps on a CPU one sample at a time, whose channels stay last in memory; other
     samples side by side in one convolution."""
     batch, channels, height, width = planes.shape
+    padding = (weight.shape[-2] // 2, weight.shape[-1] // 2)
     large = planes.device.type == "cpu" and channels * height * width >= LARGE_MAP
     if batch > 1 and not large:
         side_by_side = planes.flatten(0, 1).unsqueeze(0)  # [1, B C, H, W]
-        return F.conv2d(side_by_side, weight, padding=1, groups=batch * channels).reshape(planes.shape)
+        return F.conv2d(side_by_side, weight, padding=padding, groups=batch * channels).reshape(planes.shape)
     parts = [
-        F.conv2d(sample, kernels, padding=1, groups=channels)
+        F.conv2d(sample, kernels, padding=padding, groups=channels)
         for sample, kernels in zip(planes.split(1), weight.split(channels), strict=True)
     ]
     return parts[0] if batch == 1 else torch.cat(parts)
 
 
 class ValueConv(nn.Module):
-    """A depthwise k x k convolution of the values, zero-padded.
+    """A depthwise convolution of the values, zero-padded.
 
+    kernel_size: rows and columns, an int for both.
     shared: "channels" is SOFT's (and Nystromformer's): one kernel for each head, shared by its channels, no bias;
         "heads" is FLatten's: one kernel for each channel of a head, shared by the heads, with bias;
         "none" is CSWin's LePE: one kernel for each channel of each head, with bias.
@@ -85,15 +96,13 @@ class ValueConv(nn.Module):
         self,
         num_heads: int,
         head_dim: int,
-        kernel_size: int,
+        kernel_size: int | GridSize,
         *,
         shared: Literal["channels", "heads", "none"] = "channels",
         num_prefix_tokens: int = 0,
     ) -> None:
         super().__init__()
-        check_integer("the kernel of the value convolution", kernel_size, 1)
-        if kernel_size % 2 == 0:
-            raise ValueError(f"the kernel of the value convolution must be odd, got {kernel_size}")
+        kernel = _odd_pair("the kernel of the value convolution", kernel_size)
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.shared = shared
@@ -101,7 +110,12 @@ class ValueConv(nn.Module):
         planes = {"channels": num_heads, "heads": head_dim, "none": num_heads * head_dim}[shared]
         # holds the kernels; `forward` spreads them over all channels
         self.conv = nn.Conv2d(
-            planes, planes, kernel_size, padding=kernel_size // 2, groups=planes, bias=shared != "channels"
+            planes,
+            planes,
+            kernel,
+            padding=(kernel[0] // 2, kernel[1] // 2),
+            groups=planes,
+            bias=shared != "channels",
         )
 
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
@@ -117,6 +131,13 @@ class ValueConv(nn.Module):
         if self.shared == "none":
             return parameter
         return torch.cat([parameter] * self.num_heads)
+
+
+def _odd_pair(name: str, kernel_size: int | GridSize) -> GridSize:
+    kernel = as_pair(name, kernel_size)
+    if any(side % 2 == 0 for side in kernel):
+        raise ValueError(f"{name} must be odd, got {kernel_size}")
+    return kernel
 
 
 class LocalSum(nn.ModuleList):

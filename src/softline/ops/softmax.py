@@ -7,33 +7,55 @@ from softline.ops.inputs import check_alike, check_mask, finish, hide, hide_scor
 
 
 @without_autocast
-def softmax_weights(q: Tensor, k: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None) -> Tensor:
-    """Attention weights [B, H, N, N] of queries and keys [B, H, N, D]; ``scale`` is D^-0.5 unless given."""
+def softmax_weights(
+    q: Tensor, k: Tensor, *, scale: float | None = None, dropout: float = 0.0, key_mask: Tensor | None = None
+) -> Tensor:
+    """Attention weights [B, H, N, N] of queries and keys [B, H, N, D].
+
+    scale: D^-0.5 unless given.
+    dropout: share of the weights that become 0, at random; the others grow as much.
+    """
     check_alike(q, k=k)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = scale * prepare(q, key_mask) @ prepare(k, key_mask).mT
-    weights = hide_scores(scores, key_mask).softmax(-1)
+    weights = F.dropout(hide_scores(scores, key_mask).softmax(-1), dropout)
     return finish(weights, q.dtype, key_mask)
 
 
 def softmax_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
-    """Torch's scaled dot-product attention on q, k, v [B, H, N, D].
+    """Torch's scaled dot-product attention on q, k, v [B, H, N, D]; scale and dropout as in `softmax_weights`.
 
     Unlike the other operators it keeps the inputs' precision and obeys autocast: torch's kernels accumulate in float32.
     """
     check_alike(q, k=k, v=v)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
-    out = attend(hide(q, key_mask), hide(k, key_mask), hide(v, key_mask), scale=scale, key_mask=key_mask)
+    out = attend(
+        hide(q, key_mask), hide(k, key_mask), hide(v, key_mask), scale=scale, dropout=dropout, key_mask=key_mask
+    )
     return hide(out, key_mask)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    key_mask: Tensor | None = None,
+) -> Tensor:
     """softmax(scale q k^T) v of queries [B, H, N, D] to keys and values [B, H, M, D], which are 0 where masked."""
     if key_mask is None:
-        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
     # a sample without any real key attends to its zeroed padding, so that no row is empty
     visible = key_mask | ~key_mask.any(-1, keepdim=True)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None, :], scale=scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None, :], dropout_p=dropout, scale=scale)

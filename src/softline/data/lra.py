@@ -1,0 +1,70 @@
+"""The tasks of the Long Range Arena (https://arxiv.org/abs/2011.04006), by name.
+
+Where each one's files are looked for, below a directory such as the benchmark's ``lra_release``:
+
+- listops: ``listops-1000/basic_{train,val,test}.tsv``, unless they are generated
+- text: ``aclImdb/{train,test}/{neg,pos}/*.txt``
+- retrieval: ``tsv_data/new_aan_pairs.{train,eval,test}.tsv``
+- image: ``cifar-10-batches-py/``, or images as ``{train,test}/<class>/*.png``
+- pathfinder: ``pathfinder32/curv_contour_length_14/{imgs,metadata}/``
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, get_args
+
+from softline.data.listops import ListOpsSettings, read_listops_tsv
+from softline.data.listops_cache import open_listops
+from softline.data.lra_pixels import open_grey_images, open_pathfinder
+from softline.data.lra_text import missing_download, open_aan, open_imdb
+from softline.data.sequences import Notify, SequenceSource
+from softline.ops.inputs import check_option
+
+LraTask = Literal["listops", "text", "retrieval", "image", "pathfinder"]
+LRA_TASKS: tuple[LraTask, ...] = get_args(LraTask)
+Split = Literal["train", "val", "test"]
+MAX_BYTES = 4000
+
+
+def open_lra(
+    task: LraTask,
+    root: Path,
+    split: Split,
+    *,
+    max_length: int | None = None,
+    generate: ListOpsSettings | None = None,
+    workers: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    notify: Notify = lambda _: None,
+) -> SequenceSource:
+    """The sequences of a split.
+
+    max_length: bytes to which texts are cut, of text and retrieval; the benchmark's 4000 by default.
+    generate: make expressions of listops by these settings and keep them in ``root``, or find them there.
+    workers, progress: processes that generate; hears how many expressions there are, of how many.
+    """
+    check_option("task", task, LRA_TASKS)
+    check_option("split", split, get_args(Split))
+    if generate is not None and task != "listops":
+        raise ValueError(f"generate is for listops; {task} is read from files")
+    if max_length is not None and task not in ("text", "retrieval"):
+        raise ValueError(f"max_length is for text and retrieval; {task} is never cut")
+    if generate is not None:
+        return open_listops(root, split, settings=generate, workers=workers, progress=progress, notify=notify)
+    if task == "listops":
+        return read_listops_tsv(_listops_file(root, split))
+    if task == "text":
+        return open_imdb(root, split, max_length=max_length or MAX_BYTES)
+    if task == "retrieval":
+        return open_aan(root, split, max_length=max_length or MAX_BYTES)
+    return open_grey_images(root, split) if task == "image" else open_pathfinder(root, split)
+
+
+def _listops_file(root: Path, split: Split) -> Path:
+    name = f"basic_{split}.tsv"
+    places = [root / name, root / "listops-1000" / name, root / "lra_release" / "listops-1000" / name]
+    for place in places:
+        if place.is_file():
+            return place
+    origin = "lra_release.gz of github.com/google-research/long-range-arena, or can be generated (data.generate)"
+    raise missing_download("ListOps expressions", split, places, origin)
