@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from softline.bench.compare import Comparison, CurvePoint, Finished, Row, Run, compare
+from softline.bench.compare import Comparison, CurvePoint, Row, Run, compare
 from softline.bench.figure import comparison_colors, plot_comparison
 from softline.bench.model_cost import ModelCost, measure_costs
 from softline.bench.presets import PRESETS, Variant, attention_variants, load_preset, variant_recipe
+from softline.bench.runs import Finished
 from softline.bench.turns import take_turns
 from softline.bench.workers import run_in_processes
 from softline.cli import main

@@ -113,7 +113,7 @@ PUBLISHED = {
 def test_every_recipe_reads_back_as_it_was_written(name):
     recipe = packaged(name)
     assert parse_recipe(dump_recipe(recipe)) == recipe
-    assert timm.is_model(recipe.model.name)
+    assert recipe.task == "sequence" or timm.is_model(recipe.model.name)
     # the command of that name writes to runs/quickstart
     assert recipe.output == ("runs/clothes" if name == "quickstart" else f"runs/{name}")
 

@@ -14,18 +14,15 @@ import torch
 from softline.bench.environment import environment
 from softline.bench.model_cost import ModelCost, measure_costs
 from softline.bench.presets import Variant, check_variants, variant_recipe
+from softline.bench.runs import Finished, TellRun, run_once, train_or_diverge
 from softline.bench.workers import Tell, run_in_processes
 from softline.data import open_source
 from softline.engine.build import build_model, class_names, image_settings
-from softline.engine.events import Event, Notice, read_log
-from softline.engine.files import write_json
+from softline.engine.events import Event, read_log
 from softline.engine.nonfinite import NonFiniteError
-from softline.engine.reading import differing_keys, read_recipe, to_dict
+from softline.engine.reading import to_dict
 from softline.engine.recipe import ClassificationRecipe, Recipe
-from softline.engine.train import train
 from softline.ops.inputs import check_at_least, check_integer
-
-RESULT = "result.json"
 
 
 class CurvePoint(NamedTuple):
@@ -49,6 +46,12 @@ class Run:
     diverged: str | None
     """What was not finite and where, if the run ended so."""
     curve: tuple[CurvePoint, ...]
+
+    @property
+    def text(self) -> str:
+        if self.top1 is None:
+            return f"diverged at step {self.step}: {self.diverged}"
+        return f"top-1 {100 * self.top1:.2f} %"
 
 
 @dataclass(frozen=True)
@@ -114,15 +117,6 @@ class Comparison:
             recipe=content["recipe"],
             environment=content["environment"],
         )
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A run is over."""
-
-    run: Run
-    reused: bool
-    """It was so already."""
 
 
 Progress: TypeAlias = Callable[[str, int, Event | Finished], None]
@@ -225,47 +219,15 @@ def _run_and_tell(task: _Task, tell: Tell) -> Run:
     return _run_once(task, lambda event: tell((task.name, task.recipe.seed, event)))
 
 
-def _run_once(task: _Task, tell: Callable[[Event | Finished], None]) -> Run:
-    directory = Path(task.recipe.output)
-    run = _read_result(directory, task.recipe)
-    reused = run is not None
-    if run is None:
-        run = _train(task.recipe, tell)
-        write_json(directory / RESULT, {"recipe": to_dict(task.recipe), "run": dataclasses.asdict(run)})
-    tell(Finished(run, reused))
-    return run
+def _run_once(task: _Task, tell: TellRun) -> Run:
+    return run_once(task.recipe, lambda: _train(task.recipe, tell), _read_run, tell)
 
 
-def _train(recipe: Recipe, tell: Callable[[Event | Finished], None]) -> Run:
-    directory = Path(recipe.output)
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        result = train(recipe, resume=True, listeners=[lambda event: _pass_on(event, tell)])
-    except NonFiniteError as error:
-        return Run(recipe.seed, error.step, None, error.reason, _read_curve(directory))
-    if not result.finished:
-        raise KeyboardInterrupt
+def _train(recipe: Recipe, tell: TellRun) -> Run:
+    result, directory = train_or_diverge(recipe, tell), Path(recipe.output)
+    if isinstance(result, NonFiniteError):
+        return Run(recipe.seed, result.step, None, result.reason, _read_curve(directory))
     return Run(recipe.seed, result.step, result.metrics["top1"], None, _read_curve(directory))
-
-
-def _pass_on(event: Event, tell: Callable[[Event | Finished], None]) -> None:
-    # that there is nothing to resume is no news here
-    if not (isinstance(event, Notice) and event.routine):
-        tell(event)
-
-
-def _read_result(directory: Path, recipe: Recipe) -> Run | None:
-    path = directory / RESULT
-    if not path.exists():
-        return None
-    content = json.loads(path.read_text())
-    changed = differing_keys(read_recipe(content["recipe"], where=str(path)), recipe)
-    if changed:
-        raise ValueError(
-            f"{directory} was trained by another recipe, which differs in {', '.join(changed)}: "
-            "name another directory by --output"
-        )
-    return _read_run(content["run"])
 
 
 def _read_curve(directory: Path) -> tuple[CurvePoint, ...]:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 import softline
-from softline.cli import bench, compare, convert, evaluate, models, predict, quickstart, train
+from softline.cli import bench, compare, convert, evaluate, lra, models, predict, quickstart, train
 
-COMMANDS = (quickstart, train, evaluate, predict, compare, bench, models, convert)
+COMMANDS = (quickstart, train, evaluate, predict, compare, lra, bench, models, convert)
 
 # packages of the extras, by the extra that brings them
 EXTRAS = {

@@ -171,8 +171,8 @@ class RunsProgress:
         self.bars.stop()
 
     def __call__(self, name: str, seed: int, event: Any) -> None:
-        from softline.bench.compare import Finished
-        from softline.cli.progress import duration
+        from softline.bench.runs import Finished
+        from softline.cli.progress import duration, metrics_text
         from softline.engine.events import Evaluated, Started, Stepped
 
         key = (name, seed)
@@ -186,7 +186,7 @@ class RunsProgress:
             numbers = f"epoch {event.epoch:.2f}  loss {event.loss:.3f}  {duration(event.seconds_left)} left"
             self.bars.update(self.tasks[key], completed=event.step, numbers=numbers)
         elif isinstance(event, Evaluated):
-            numbers = f"epoch {event.epoch:.2f}  top-1 {100 * event.metrics['top1']:.2f} %"
+            numbers = f"epoch {event.epoch:.2f}  {metrics_text(event.metrics)}"
             self.bars.update(self.tasks[key], numbers=numbers)
         elif isinstance(event, Finished):
             self._finish(key, event)
@@ -197,7 +197,5 @@ class RunsProgress:
         self.done += 1
         if key in self.tasks:
             self.bars.remove_task(self.tasks.pop(key))
-        run = event.run
-        result = f"diverged at step {run.step}: {run.diverged}" if run.diverged else f"top-1 {100 * run.top1:.2f} %"
         how = "done before" if event.reused else duration(time.monotonic() - self.begun[key])
-        self.console.print(f"[{self.done}/{self.runs}] {key[0]}, seed {key[1]}: {result} ({how})", markup=False)
+        self.console.print(f"[{self.done}/{self.runs}] {key[0]}, seed {key[1]}: {event.run.text} ({how})", markup=False)

@@ -104,8 +104,9 @@ def _train(
     options: argparse.Namespace, output: Path, overrides: Sequence[str], jobs: int
 ) -> "tuple[Comparison, list[str]]":
     """The comparison, and what was not trained now, or not from the start."""
-    from softline.bench.compare import Finished, compare
+    from softline.bench.compare import compare
     from softline.bench.presets import attention_variants
+    from softline.bench.runs import Finished
     from softline.cli.compare import RunsProgress
     from softline.engine.events import Started
     from softline.engine.reading import load_recipe

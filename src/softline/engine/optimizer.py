@@ -51,17 +51,21 @@ def create_schedule(
     def steps(epochs: float) -> int:
         return round(epochs * steps_per_epoch)
 
+    # it falls from the end of the warm-up on; the others count from the first step
+    linear = recipe.name == "linear"
+    warmup = steps(recipe.warmup_epochs)
     decays: dict[str, Any] = {
         "decay_epochs": max(steps(recipe.decay_epochs), 1),
         "decay_milestones": [steps(milestone) for milestone in recipe.milestones],
         # timm's poly takes its power by this name
-        "decay_rate": recipe.power if recipe.name == "poly" else recipe.decay_rate,
+        "decay_rate": {"linear": 1.0, "poly": recipe.power}.get(recipe.name, recipe.decay_rate),
     }
     schedule, _ = create_scheduler_v2(
         optimizer,
-        sched=recipe.name,
-        num_epochs=max(steps(recipe.epochs), 1),
-        warmup_epochs=steps(recipe.warmup_epochs),
+        sched="poly" if linear else recipe.name,
+        num_epochs=max(steps(recipe.epochs) - (warmup if linear else 0), 1),
+        warmup_epochs=warmup,
+        warmup_prefix=linear,
         warmup_lr=recipe.warmup_lr * lr_scale,
         min_lr=recipe.min_lr * lr_scale,
         step_on_epochs=False,

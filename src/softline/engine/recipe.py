@@ -102,7 +102,8 @@ class OptimizerRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRecipe:
-    name: Literal["cosine", "step", "multistep", "poly", "tanh"] = "cosine"
+    name: Literal["cosine", "step", "multistep", "poly", "tanh", "linear"] = "cosine"
+    """linear: straight up in the warm-up and straight down afterwards, as torch's OneCycleLR can."""
     epochs: float
     warmup_epochs: float = 0.0
     """The first of the epochs: the learning rate rises from warmup_lr."""

@@ -1,0 +1,100 @@
+"""``softline lra``: the Long Range Arena."""
+
+import argparse
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from softline.cli.arguments import Commands, check_parent, integers, names
+
+if TYPE_CHECKING:
+    from softline.bench.lra import LraResults
+
+ATTENTIONS = ["softmax", "reformer", "linformer", "performer", "nystrom", "soft", "softpp", "inline"]
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "lra",
+        help="train attentions on the Long Range Arena, beside the SOFT paper's Table 12",
+        usage="softline lra [--tasks NAME,...] [--attentions NAME,...] [--data DIR] [--small] [--seeds N,...]\n"
+        "                    [--output DIR] [--json PATH] [--KEY VALUE ...]",
+        description="Train every attention on every task of the Long Range Arena with the published settings, test the "
+        "weights that were best in validation, and print them beside the paper's. Any key of the recipes can be set on "
+        "the command line. Started again, it does not repeat what is done already.",
+        epilog=textwrap.dedent("""\
+            examples:
+              softline lra --data lra_release
+              softline lra --tasks listops --attentions softmax,softpp,inline --precision bf16
+              softline lra --small --tasks listops --attentions softpp,inline
+
+            DIR is the unpacked lra_release (listops-1000, tsv_data, pathfinder32), with IMDb's aclImdb and CIFAR-10's
+            cifar-10-batches-py put into it. Without listops-1000, ListOps is generated.
+            """),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--tasks", type=names, metavar="NAME,...", help="default: listops,text,retrieval,image")
+    parser.add_argument(
+        "--attentions", type=names, default=ATTENTIONS, metavar="NAME,...", help=f"default: {','.join(ATTENTIONS)}"
+    )
+    parser.add_argument("--data", metavar="DIR", help="where the tasks' files lie")
+    parser.add_argument("--small", action="store_true", help="the recipes for two cores, of listops and image")
+    parser.add_argument("--seeds", type=integers, default=[0], metavar="N,...", help="comma-separated (default: 0)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="of the runs (default: runs/lra, runs/lra_small)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="of the results (default: DIR/lra.json)")
+    parser.set_defaults(run=run, takes_overrides=True)
+
+
+def run(options: argparse.Namespace) -> None:
+    from softline.bench.lra import SMALL_TASKS, TABLE_TASKS, lra_recipe, run_lra
+    from softline.cli.compare import RunsProgress
+    from softline.engine.files import make_directory, write_json
+
+    tasks = options.tasks or list(SMALL_TASKS if options.small else TABLE_TASKS)
+    if len(set(tasks)) < len(tasks):
+        raise ValueError(f"--tasks must be different, got {','.join(tasks)}")
+    recipes = {
+        task: lra_recipe(task, small=options.small, data=options.data, overrides=options.overrides) for task in tasks
+    }
+    output = options.output or Path("runs") / ("lra_small" if options.small else "lra")
+    check_parent(options.json)
+    make_directory(output)
+    path = options.json or output / "lra.json"
+    count = len(tasks) * len(options.attentions) * len(options.seeds)
+    print(f"Long Range Arena: {count} runs, to {output}", flush=True)
+    with RunsProgress(count) as progress:
+        for results in run_lra(recipes, options.attentions, seeds=options.seeds, output=output, progress=progress):
+            write_json(path, results.to_dict())
+    print(f"\n{lra_table(results, tasks, options.attentions)}\n\nresults: {path}")
+
+
+def lra_table(results: "LraResults", tasks: list[str], attentions: list[str]) -> str:
+    """Table 12: a line for each attention, accuracy on each task, and the paper's in brackets."""
+    from softline.bench.lra import PAPER, TABLE_TASKS, TITLES
+
+    averaged = set(TABLE_TASKS) <= set(tasks)
+    lines = [["attention", *(TITLES[task] for task in tasks), *(["average"] if averaged else [])]]
+    for attention in attentions:
+        paper = dict(zip(TABLE_TASKS, PAPER.get(attention, ()), strict=False))
+        here = {task: results.mean(task, attention) for task in tasks}
+        cells = [_cell(here[task], results.spread(task, attention), paper.get(task)) for task in tasks]
+        if averaged:
+            mean, printed = _average([here[task] for task in TABLE_TASKS]), _average(list(paper.values()))
+            cells.append(_cell(mean, None, printed, missing="-"))
+        lines.append([attention, *cells])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    seeds = len({run.seed for run in results.runs})
+    spread = f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else ""
+    return "\n".join([*rows, f"test accuracy in %{spread}; in brackets: Table 12 of SOFT"])
+
+
+def _cell(here: float | None, spread: float | None, paper: float | None, missing: str = "diverged") -> str:
+    text = missing if here is None else f"{here:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+    return text if paper is None else f"{text} ({paper:.2f})"
+
+
+def _average(values: list[float | None] | list[float]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None

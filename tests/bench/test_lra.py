@@ -1,0 +1,104 @@
+import json
+
+import pytest
+
+from softline.bench.lra import PAPER, LraResults, LraRun, lra_recipe, run_lra
+from softline.bench.runs import Finished
+from softline.cli import main
+from softline.cli.lra import lra_table
+from tests.engine.small_sequence import small_overrides
+
+
+def run_of(task, attention, accuracy, seed=0):
+    return LraRun(task, attention, seed, 100, 5, accuracy, accuracy, None if accuracy else "the loss is nan")
+
+
+def test_each_attention_is_trained_and_tested_once(tmp_path):
+    recipes = {"listops": lra_recipe("listops", small=True, overrides=small_overrides(tmp_path))}
+    heard = []
+    *_, results = run_lra(
+        recipes,
+        ["softpp", "inline"],
+        seeds=[0, 1],
+        output=tmp_path / "lra",
+        progress=lambda name, seed, event: heard.append((name, seed, event)),
+    )
+    assert [(run.attention, run.seed) for run in results.runs] == [
+        ("softpp", 0),
+        ("softpp", 1),
+        ("inline", 0),
+        ("inline", 1),
+    ]
+    assert all(run.step == 12 and 0 <= run.test_accuracy <= 1 and run.parameters > 1000 for run in results.runs)
+    assert (tmp_path / "lra/listops/inline/seed1/best.pt").is_file()
+    again = []
+    *_, repeated = run_lra(
+        recipes,
+        ["softpp", "inline"],
+        seeds=[0, 1],
+        output=tmp_path / "lra",
+        progress=lambda name, seed, event: again.append(event),
+    )
+    assert all(isinstance(event, Finished) and event.reused for event in again)
+    assert repeated.runs == results.runs
+
+
+def test_the_command_prints_and_writes_the_table(tmp_path, capsys):
+    command = ["lra", "--small", "--tasks", "listops", "--attentions", "soft", "--output", str(tmp_path / "lra")]
+    assert main([*command, *small_overrides(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "ListOps" in printed
+    assert "(37.40)" in printed
+    content = json.loads((tmp_path / "lra/lra.json").read_text())
+    assert [run["attention"] for run in content["runs"]] == ["soft"]
+    assert content["paper"]["soft"]["image"] == 46.91
+    assert content["recipes"]["listops"]["data"]["name"] == "listops"
+
+
+def test_the_table_has_the_papers_averages():
+    tasks = ["listops", "text", "retrieval", "image"]
+    runs = [run_of(task, "soft", 0.5) for task in tasks] + [run_of(task, "inline", 0.25) for task in tasks[:3]]
+    table = lra_table(LraResults((*runs, run_of("image", "inline", None)), {}, {}), tasks, ["soft", "inline"])
+    header, soft, inline, note = table.splitlines()
+    assert header.split() == ["attention", "ListOps", "Text", "Retrieval", "Image", "average"]
+    assert soft.split()[-2:] == ["50.00", "(57.39)"]
+    assert inline.split()[-2:] == ["diverged", "-"]
+    assert "Table 12" in note
+
+
+def test_several_seeds_have_a_spread():
+    results = LraResults(tuple(run_of("image", "soft", 0.1 * seed, seed) for seed in (4, 5, 6)), {}, {})
+    assert results.mean("image", "soft") == pytest.approx(50)
+    assert results.spread("image", "soft") == pytest.approx(10)
+    assert "50.00 ± 10.00 (46.91)" in lra_table(results, ["image"], ["soft"])
+
+
+def test_the_papers_rows_have_the_averages_it_prints():
+    averages = {name: round(sum(row) / 4, 2) for name, row in PAPER.items()}
+    printed = {"softmax": 54.92, "reformer": 51.47, "linformer": 52.59, "performer": 49.58, "soft": 57.39}
+    assert {name: averages[name] for name in printed} == pytest.approx(printed, abs=0.011)
+
+
+def test_data_is_taken_from_one_directory(tmp_path):
+    assert lra_recipe("text", data="there").data.source == "there"
+    assert lra_recipe("listops", data=str(tmp_path)).data.generate is not None
+    (tmp_path / "listops-1000").mkdir()
+    read = lra_recipe("listops", data=str(tmp_path)).data
+    assert (read.source, read.generate) == (str(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--small", "--tasks", "text"], "text has no small recipe; listops, image have"),
+        (["--tasks", "poems"], "task must be one of image, listops"),
+        (["--tasks", "text,text"], "--tasks must be different"),
+        (["--tasks", "text", "--data", "nowhere"], "looked for nowhere"),
+        (["--small", "--tasks", "listops", "--attentions", "soft,soft"], "attentions must be different"),
+        (["--small", "--tasks", "listops", "--attentions", "softest"], "softest"),
+    ],
+)
+def test_mistakes_end_in_a_message(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["lra", *arguments]) == 2
+    assert message in capsys.readouterr().err

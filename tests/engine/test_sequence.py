@@ -1,0 +1,145 @@
+"""Sequences through the same engine and commands as images."""
+
+import json
+
+import pytest
+import torch
+
+from softline.cli import main
+from softline.engine.build_task import build_task
+from softline.engine.checkpoint import load_checkpoint
+from softline.engine.events import Preparing, Stepped, read_log
+from softline.engine.loading import steps_per_epoch
+from softline.engine.optimizer import create_schedule, total_steps
+from softline.engine.reading import load_recipe
+from softline.engine.train import train
+from softline.engine.trained import load_trained
+from tests.engine.small_sequence import small_recipe
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Of a finished run."""
+    root = tmp_path_factory.mktemp("sequences")
+    heard = []
+    result = train(small_recipe(root), listeners=[heard.append])
+    assert result.finished
+    assert [event for event in heard if isinstance(event, Preparing)][-1].total == 74
+    return root
+
+
+def test_evaluations_come_every_so_many_steps_and_at_the_end(root):
+    log = read_log(root / "run/log.jsonl")
+    assert [line["step"] for line in log if line["event"] == "evaluated"] == [5, 10, 12]
+    assert not any(line["event"] == "preparing" for line in log)
+    assert [line["step"] for line in log if line["event"] == "saved"] == [5, 6, 10, 12]
+
+
+def test_an_interrupted_run_goes_on_exactly_as_it_would_have(root, tmp_path):
+    whole = load_checkpoint(root / "run/last.pt")
+    recipe = small_recipe(root, f"--output={tmp_path}/again")
+
+    def interrupt(event):
+        if isinstance(event, Stepped) and event.step == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, listeners=[interrupt])
+    assert load_checkpoint(tmp_path / "again/last.pt")["step"] == 6
+    train(recipe, resume=True)
+    again = load_checkpoint(tmp_path / "again/last.pt")
+    assert all(torch.equal(again["state_dict"][key], value) for key, value in whole["state_dict"].items())
+
+
+def test_a_checkpoint_is_used_without_its_data(root):
+    trained = load_trained(str(root / "run/best.pt"))
+    assert trained.task == "sequence"
+    assert trained.settings == {"classes": list("0123456789"), "vocabulary": 32, "positions": 64, "parts": 1}
+    assert trained.model(torch.randint(1, 16, (2, 1, 30))).shape == (2, 10)
+
+
+def test_evaluate_tests_on_another_split(root, capsys, tmp_path):
+    assert main(["evaluate", str(root / "run/best.pt"), "--split", "test", "--json", str(tmp_path / "out.json")]) == 0
+    assert "10 sequences" in capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert (row["split"], row["samples"]) == ("test", 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "CHECKPOINT", "--sizes", "32"], "--sizes is for images"),
+        (["evaluate", "CHECKPOINT", "--skip-corrupt"], "--skip-corrupt is for images"),
+        (["evaluate", "CHECKPOINT", "--split", "dev"], "split must be one of test, train, val"),
+        (["predict", "CHECKPOINT", "x.png"], "was trained for sequences, not for images"),
+    ],
+)
+def test_mistakes_end_in_a_message(arguments, message, root, capsys):
+    assert main([str(root / "run/best.pt") if part == "CHECKPOINT" else part for part in arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--model.name=softpp_tiny", "model.name must be lra_encoder for sequences, got softpp_tiny"),
+        ("--model.channels_last=true", "model.channels_last is for images"),
+        ("--data.max_length=100", "data.max_length is for text and retrieval"),
+        ("--data.name=text", "data.generate is for listops"),
+        ("--eval_steps=0", "eval_steps must be at least 1, got 0"),
+    ],
+)
+def test_recipes_that_make_no_sense_are_refused(given, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        small_recipe(tmp_path, given)
+
+
+def test_options_of_the_encoder_are_checked(root, tmp_path):
+    with pytest.raises(ValueError, match=r"model\.options of lra_encoder: .*width"):
+        build_task(small_recipe(root, "--model.options.width=3"))
+    wide = build_task(small_recipe(root, "--model.options.hidden_dim=7", "--model.options.positions=99")).model
+    assert wide.head[0].out_features == 7
+    assert wide.encoder.positions.num_embeddings == 99
+
+
+def test_a_cache_of_other_settings_is_named(root):
+    with pytest.raises(ValueError, match="seed"):
+        build_task(small_recipe(root, "--data.generate.seed=1"))
+
+
+# the benchmark's sizes, and what its settings say: steps, warm-up, batch
+PUBLISHED = {
+    "listops": (96_000, 5_000, 1_000, 32, 50),
+    "text": (25_000, 20_000, 8_000, 32, 500),
+    "retrieval": (147_086, 30_000, 800, 32, 300),
+    "image": (45_000, 35_000, 175, 256, 175),
+    "pathfinder": (160_000, 62_400, 312, 256, 312),
+}
+
+
+@pytest.mark.parametrize("task", PUBLISHED)
+def test_recipes_have_the_published_settings(task):
+    samples, steps, warmup, batch, every = PUBLISHED[task]
+    recipe = load_recipe(f"lra_{task}")
+    assert (recipe.batch_size, recipe.eval_steps, recipe.optimizer.lr) == (batch, every, 1e-4)
+    assert (recipe.optimizer.weight_decay, recipe.optimizer.options) == (0, {"eps": 1e-6})
+    per_epoch = samples // batch
+    assert total_steps(recipe.schedule, per_epoch) == steps
+    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=1e-4)
+    schedule = create_schedule(optimizer, recipe.schedule, steps_per_epoch=per_epoch, lr_scale=1.0)
+    rates = {}
+    for step in (0, warmup // 2, warmup, (warmup + steps) // 2, steps - 1):
+        schedule.step_update(step)
+        rates[step] = optimizer.param_groups[0]["lr"]
+    # straight from 1/25 up to the full rate, and down to almost nothing
+    low, middle, top, half, last = rates.values()
+    assert low == pytest.approx(4e-6)
+    assert middle == pytest.approx(4e-6 + (1e-4 - 4e-6) * (warmup // 2) / warmup, rel=1e-3)
+    assert top == pytest.approx(1e-4, rel=1e-3)
+    assert half == pytest.approx(0.5e-4, rel=1e-2)
+    assert last < 1e-4 * 2 / (steps - warmup)
+
+
+def test_the_small_recipe_counts_its_steps(root):
+    recipe = small_recipe(root)
+    assert steps_per_epoch(build_task(recipe), recipe) == 6
