@@ -12,6 +12,7 @@ from softline.bench import (
     ModelCase,
     OperatorCase,
     Row,
+    SequenceCase,
     Setting,
     VitCase,
     count_macs,
@@ -148,6 +149,23 @@ def test_every_attention_runs_in_the_network_of_figure_1b(name):
     case = VitCase(name, depth=1, dim=24, num_heads=2, side=8)
     prepare(case, 2, "train", Setting()).run()
     assert (case.tokens(2), VitCase(name).tokens(2)) == (128, 1568)
+
+
+@pytest.mark.parametrize("name", [*ATTENTIONS, MATH])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_attention_runs_on_sequences(name, dtype):
+    prepare(SequenceCase(name), 70, "train", Setting(batch=2, dtype=dtype)).run()
+
+
+@pytest.mark.parametrize("name", ["soft", "softpp", "inline"])
+def test_cost_on_sequences_grows_with_the_length_alone(name):
+    """Beyond the length at which there are 64 landmarks."""
+
+    def work(length):
+        function, inputs, _ = SequenceCase(name).build(length, Setting())
+        return count_macs(lambda: function(*inputs))
+
+    assert work(2048) - work(1024) == 2 * (work(1024) - work(512)) > 0
 
 
 def test_a_training_step_has_gradients_of_weights_and_inputs_and_leaves_none():

@@ -56,7 +56,7 @@ class SequenceBlock(nn.Module):
 
     @without_autocast
     def _attend(self, x: Tensor, mask: Tensor) -> Tensor:
-        attended: Tensor = self.attn(widen(x), (1, x.shape[1]), mask)
+        attended: Tensor = self.attn(x.to(self.norm1.weight.dtype), (1, x.shape[1]), mask)
         return attended
 
 

@@ -1,6 +1,6 @@
 """Measure what attentions and models cost: counted operations and bytes, time and memory on this machine."""
 
-from softline.bench.cases import LayerCase, ModelCase, OperatorCase, Setting, VitCase, parse_model
+from softline.bench.cases import LayerCase, ModelCase, OperatorCase, SequenceCase, Setting, VitCase, parse_model
 from softline.bench.cost import count_macs, peak_bytes
 from softline.bench.growth import growth_exponent, growths
 from softline.bench.measure import Group, Row, measure
@@ -15,6 +15,7 @@ __all__ = [
     "ProcessMeter",
     "Row",
     "ScalingRow",
+    "SequenceCase",
     "Setting",
     "VitCase",
     "count_macs",

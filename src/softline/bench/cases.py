@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from softline import ops
 from softline.attention import ATTENTIONS
 from softline.backbones.backbone import build_attention
+from softline.backbones.sequence import SequenceClassifier, SequenceEncoder
 from softline.engine.build import build_model, check_model_name
 from softline.engine.reading import yaml_value
 from softline.engine.recipe import ModelRecipe
@@ -95,13 +96,19 @@ def prepare(case: Case, size: int, mode: Mode, setting: Setting) -> Runs:
     """
     torch.manual_seed(0)
     function, inputs, module = case.build(size, setting)
-    place: dict[str, Any] = {"device": setting.device, "dtype": DTYPES[setting.dtype]}
+    dtype = DTYPES[setting.dtype]
     if module is not None:
-        module.to(**place).train(mode == "train")
-    inputs = tuple(tensor.detach().to(**place).requires_grad_(tensor.requires_grad) for tensor in inputs)
+        module.to(setting.device, dtype).train(mode == "train")
+    inputs = tuple(_place(tensor, setting.device, dtype) for tensor in inputs)
     leaves = [leaf for leaf in (*inputs, *(module.parameters() if module else ())) if leaf.requires_grad]
     eager = _pass(function, inputs, leaves, mode)
     return Runs(eager, _pass(torch.compile(function), inputs, leaves, mode) if setting.compiled else eager)
+
+
+def _place(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
+    # token ids stay whole numbers
+    moved = tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
+    return moved.requires_grad_(tensor.requires_grad)
 
 
 def _pass(
@@ -286,6 +293,29 @@ class VitCase:
         network = _Blocks(blocks, grid_size)
         x = torch.randn(setting.batch, tokens, self.dim).requires_grad_()
         return Subject(with_math(network) if self.name == MATH else network, (x,), network)
+
+
+@dataclass(frozen=True)
+class SequenceCase:
+    """The encoder of the Long Range Arena and a classifier on random bytes; a size is the length of a sequence."""
+
+    name: str
+
+    def tokens(self, size: int) -> int:
+        check_at_least("length", size, 1)
+        return size
+
+    def label(self, size: int) -> str:
+        return f"{size:,} tokens"
+
+    def warm_up_size(self, size: int) -> int:
+        return min(size, 256)
+
+    def build(self, size: int, setting: Setting) -> Subject:
+        attention = "softmax" if self.name == MATH else self.name
+        module = SequenceClassifier(SequenceEncoder(512, size, attention=attention), 10)
+        tokens = torch.randint(1, 257, (setting.batch, 1, size))
+        return Subject(with_math(module) if self.name == MATH else module, (tokens,), module)
 
 
 class _Blocks(nn.Module):

@@ -19,6 +19,7 @@ from softline.bench.cases import (
     LayerCase,
     Mode,
     OperatorCase,
+    SequenceCase,
     Setting,
     VitCase,
     check_attentions,
@@ -54,6 +55,7 @@ def add(commands: Commands) -> None:
     _add_ops(kinds)
     _add_layers(kinds)
     _add_models(kinds)
+    _add_sequences(kinds)
     _add_memory(kinds)
 
 
@@ -110,6 +112,19 @@ def _add_models(kinds: Commands) -> None:
     _add_sizes(parser, "--sizes", "PIXELS,...", [224, 512, 1024], "image sides")
     _add_common(parser, mode="infer")
     parser.set_defaults(run=run, cases=_model_cases)
+
+
+def _add_sequences(kinds: Commands) -> None:
+    parser = kinds.add_parser(
+        "sequences",
+        help="the encoder of the Long Range Arena on growing sequences",
+        description="Measure the encoder by which `softline lra` compares attentions (2 layers, 64 channels, 2 heads, "
+        "at most 64 landmarks) on random sequences.",
+    )
+    add_attentions(parser)
+    _add_sizes(parser, "--lengths", "N,...", [1024, 2048, 4096, 8192], "numbers of tokens")
+    _add_common(parser, mode="train")
+    parser.set_defaults(run=run, cases=_sequence_cases)
 
 
 def _add_memory(kinds: Commands) -> None:
@@ -191,6 +206,11 @@ def _layer_cases(options: argparse.Namespace) -> list[Case]:
 
 def _model_cases(options: argparse.Namespace) -> list[Case]:
     return [parse_model(name) for name in options.names]
+
+
+def _sequence_cases(options: argparse.Namespace) -> list[Case]:
+    check_attentions(options.attentions)
+    return [SequenceCase(name) for name in options.attentions]
 
 
 def _vit_cases(options: argparse.Namespace) -> list[Case]:
