@@ -1,8 +1,11 @@
+from itertools import pairwise
+
+import numpy as np
 import pytest
 
 from softline.data.listops import ListOpsSettings
 from softline.data.lra import open_lra
-from softline.data.sequences import SequenceSamples, SequenceSource
+from softline.data.sequences import SequenceSamples, SequenceSource, length_groups
 
 SMALL = ListOpsSettings(samples=(6, 3, 2), min_length=5, max_length=40)
 
@@ -37,6 +40,20 @@ def test_samples_are_tensors_by_index_and_by_epoch(tmp_path):
     assert tokens.dtype.is_signed
     assert label == same
     assert len(samples) == 3
+
+
+def test_groups_are_alike_in_length_and_of_whole_batches():
+    lengths = np.random.default_rng(0).integers(5, 500, 1000)
+    groups = np.array(length_groups(lengths, batch_size=4))
+    assert np.bincount(groups).tolist() == [143, 143, 143, 143, 143, 143, 142]
+    bounds = [(lengths[groups == group].min(), lengths[groups == group].max()) for group in range(7)]
+    assert all(high <= low for (_, high), (low, _) in pairwise(bounds))
+    assert length_groups(lengths, batch_size=999) == [0] * 1000
+
+
+def test_sources_tell_lengths_without_reading(tmp_path):
+    source = open_lra("listops", tmp_path / "made", "train", generate=SMALL)
+    assert source.lengths().tolist() == [len(source.load(index)[0][0]) for index in range(6)]
 
 
 @pytest.mark.parametrize("task", ["listops", "text", "retrieval", "image", "pathfinder"])

@@ -107,6 +107,18 @@ def test_a_cache_of_other_settings_is_named(root):
         build_task(small_recipe(root, "--data.generate.seed=1"))
 
 
+def test_batches_can_be_alike_in_length(root):
+    recipe = small_recipe(root, "--data.group_lengths=true", "--batch_size=1")
+    task = build_task(recipe)
+    assert len(task.groups) == 48
+    (root / "listops-1000").mkdir()
+    (root / "listops-1000/basic_train.tsv").write_text("Source\tTarget\n( ( ( [MAX 2 ) 9 ) ] )\t9\n")
+    (root / "listops-1000/basic_val.tsv").write_text("Source\tTarget\n( ( ( [MAX 2 ) 9 ) ] )\t9\n")
+    read = load_recipe("lra_listops", [f"--data.source={root}", "--data.generate=null", "--data.group_lengths=true"])
+    with pytest.raises(ValueError, match=r"data\.group_lengths: the files of listops tell"):
+        build_task(read)
+
+
 # the benchmark's sizes, and what its settings say: steps, warm-up, batch
 PUBLISHED = {
     "listops": (96_000, 5_000, 1_000, 32, 50),

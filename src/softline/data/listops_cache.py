@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from softline.data.listops import (
     CLASSES,
@@ -61,6 +62,9 @@ class ListOpsSplit:
 
     def __len__(self) -> int:
         return len(self._labels)
+
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self._starts)
 
     def name(self, index: int) -> str:
         return f"{self._directory / _file_name(self._split, 'tokens')}, sample {index}"

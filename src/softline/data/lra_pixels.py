@@ -76,6 +76,9 @@ class BatchPixels:
     def __len__(self) -> int:
         return len(self._pixels)
 
+    def lengths(self) -> NDArray[np.int64]:
+        return np.full(len(self), self.max_length)
+
     def name(self, index: int) -> str:
         batch, row = self._places[index].tolist()
         return f"{self._batches[batch]}: image {row}"
@@ -100,6 +103,9 @@ class FolderPixels:
 
     def __len__(self) -> int:
         return len(self._indices)
+
+    def lengths(self) -> NDArray[np.int64]:
+        return np.full(len(self), self.max_length)
 
     def name(self, index: int) -> str:
         return self._images.name(int(self._indices[index]))
@@ -148,6 +154,9 @@ class PathfinderPixels:
 
     def __len__(self) -> int:
         return len(self._samples.labels)
+
+    def lengths(self) -> NDArray[np.int64]:
+        return np.full(len(self), self.max_length)
 
     def name(self, index: int) -> str:
         return f"{self._root}/imgs/{self._samples.folders[index]}/sample_{self._samples.files[index]}.png"

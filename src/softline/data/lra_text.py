@@ -58,6 +58,10 @@ class Reviews:
     def __len__(self) -> int:
         return len(self._names)
 
+    def lengths(self) -> NDArray[np.int64]:
+        sizes = [os.path.getsize(self.name(index)) for index in range(len(self))]
+        return np.minimum(np.array(sizes, np.int64), self.max_length)
+
     def name(self, index: int) -> str:
         return f"{self._folder}/{SENTIMENTS[self._labels[index]]}/{os.fsdecode(self._names[index])}"
 
@@ -85,6 +89,9 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self._bounds)
+
+    def lengths(self) -> None:
+        return None
 
     def name(self, index: int) -> str:
         return f"{self._path}:{range(len(self))[index] + 1}"

@@ -14,6 +14,8 @@ from torch.utils.data import Dataset
 
 Tokens = NDArray[np.uint16]
 Notify = Callable[[str], None]
+# fewer than this are too much alike from one epoch to the next, more differ too much in length
+GROUP_BATCHES = 32
 
 
 class SequenceError(ValueError):
@@ -46,8 +48,19 @@ class SequenceSource(Protocol):
         """The sequences of a sample, [length] each, at least one token long, and its label; `SequenceError` if it is
         no good."""
 
+    def lengths(self) -> NDArray[np.int64] | None:
+        """Tokens of each sample, of its longest sequence; None if only reading it tells."""
+
     def name(self, index: int) -> str:
         """Where the sample lies: file and line."""
+
+
+def length_groups(lengths: NDArray[np.int64], batch_size: int) -> list[int]:
+    """A number for each sample; those with the same one are alike in length, and about GROUP_BATCHES batches."""
+    groups = max(len(lengths) // (GROUP_BATCHES * batch_size), 1)
+    ranks = np.empty(len(lengths), np.int64)
+    ranks[np.argsort(lengths, kind="stable")] = np.arange(len(lengths))
+    return (ranks * groups // len(lengths)).tolist()
 
 
 class SequenceSamples(Dataset[tuple[tuple[Tensor, ...], int]]):

@@ -13,7 +13,7 @@ from softline.backbones.sequence import SequenceClassifier, SequenceEncoder
 from softline.checkpoints import read_weights
 from softline.data.listops import ListOpsSettings
 from softline.data.lra import open_lra
-from softline.data.sequences import SequenceSamples, SequenceSource
+from softline.data.sequences import SequenceSamples, SequenceSource, length_groups
 from softline.engine.build import Notify, log
 from softline.engine.evaluate import Evaluation, evaluate
 from softline.engine.recipe import ListOpsRecipe, SequenceData, SequenceRecipe
@@ -40,7 +40,13 @@ def build_sequence(
     model = sequence_model(recipe, facts)
     if recipe.model.checkpoint is not None:
         _load(model, recipe.model.checkpoint, notify)
-    return SequenceClassification(model, **facts, train_set=SequenceSamples(train), val_set=SequenceSamples(val))
+    return SequenceClassification(
+        model,
+        **facts,
+        train_set=SequenceSamples(train),
+        val_set=SequenceSamples(val),
+        groups=_groups(train, recipe) if data.group_lengths else None,
+    )
 
 
 def sequence_model(recipe: SequenceRecipe, facts: Mapping[str, Any]) -> nn.Module:
@@ -98,6 +104,13 @@ def _open(data: SequenceData, split: str, notify: Notify, preparing: Preparing) 
         progress=lambda done, total: preparing("expressions", done, total),
         notify=notify,
     )
+
+
+def _groups(source: SequenceSource, recipe: SequenceRecipe) -> list[int]:
+    lengths = source.lengths()
+    if lengths is None:
+        raise ValueError(f"data.group_lengths: the files of {recipe.data.name} tell their lengths only when read")
+    return length_groups(lengths, recipe.batch_size)
 
 
 def _load(model: nn.Module, path: str, notify: Notify) -> None:

@@ -378,6 +378,8 @@ class SequenceData:
     val_split: str = "val"
     max_length: int | None = None
     """Of text and retrieval: bytes to which texts are cut; the benchmark's 4000 by default."""
+    group_lengths: bool = False
+    """Batches of sequences that are alike in length, so that less of them is padding; the benchmark's are not."""
 
 
 @dataclass(frozen=True, kw_only=True)

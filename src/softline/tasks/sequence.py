@@ -23,9 +23,9 @@ class SequenceClassification:
     vocabulary: ids are below it.
     positions: no sequence is longer.
     parts: sequences of a sample.
+    groups: of each training sample; batches are made within a group, such as that of short sequences.
     """
 
-    groups: Sequence[int] | None = None
     monitor = "accuracy"
     unit = "sequences"
 
@@ -39,8 +39,10 @@ class SequenceClassification:
         parts: int = 1,
         train_set: Dataset[Any] | None = None,
         val_set: Dataset[Any] | None = None,
+        groups: Sequence[int] | None = None,
     ) -> None:
         self.model = model
+        self.groups = groups
         self.classes = tuple(classes)
         self.vocabulary, self.positions, self.parts = vocabulary, positions, parts
         self.train_set = train_set
