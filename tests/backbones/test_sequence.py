@@ -31,23 +31,30 @@ def features_and_gradients(model: nn.Module, tokens: torch.Tensor):
     return features.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(found: torch.Tensor, expected: torch.Tensor, parts: float = 1e-4) -> None:
     """To rounding: sums over other lengths are added in another order."""
-    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max() + 1e-9
+    assert (found - expected).abs().max() <= parts * expected.abs().max() + 1e-12
 
 
 @every_attention
-@pytest.mark.parametrize("length", [1, 3, 5, 31])
+@pytest.mark.parametrize("length", [1, 3, 5, 31, 301])
 def test_a_sequence_alone_is_the_sequence_padded_to_four_times_its_length(attention, length):
-    # the mean of 4 tokens, each of weight 1 / 128, is near rounding
-    model = encoder(attention).double().eval()
+    """At 301 tokens SOFT has its 64 landmarks, and Linformer projects."""
+    model = encoder(attention, positions=4 * length).double().eval()
     alone, gradients = features_and_gradients(model, sequence(length))
     longer, longer_gradients = features_and_gradients(model, padded(sequence(length), 4 * length))
     assert alone.abs().max() > 0
-    assert_close(longer, alone)
+    assert_close(longer, alone, 1e-10)
     assert gradients.keys() == longer_gradients.keys()
     for name, gradient in gradients.items():
-        assert_close(longer_gradients[name], gradient)
+        assert_close(longer_gradients[name], gradient, 1e-8)
+
+
+@pytest.mark.parametrize("attention", ["soft", "softpp", "nystrom"])
+def test_padding_changes_nothing_without_a_cap(attention):
+    model = encoder(attention, attention_options={"max_landmarks": None}).double().eval()
+    with torch.no_grad():
+        assert_close(model(padded(sequence(41), 120)), model(sequence(41)), 1e-10)
 
 
 @every_attention
@@ -135,6 +142,7 @@ def test_the_two_sequences_of_a_sample_are_compared():
     ("build", "message"),
     [
         (lambda: encoder("soft")(sequence(129)), "at most 128 tokens"),
+        (lambda: encoder("soft", positions=2)(sequence(3)), r"at most 2 tokens \(positions\), got 3"),
         (lambda: SequenceClassifier(encoder("soft"), 2)(sequence(8)), r"tokens must be \[B, 1, N\], got \(1, 8\)"),
         (lambda: SequenceClassifier(encoder("soft"), 2, parts=3), "1 sequence, or 2 to compare, got 3"),
         (lambda: encoder("soft", dropout=1.0), r"dropout must be below 1, got 1\.0"),

@@ -198,11 +198,10 @@ def test_a_download_that_ends_amid_a_line_is_refused(tmp_path):
         (b"0.0\ta\tb\tx\t\r", "text2 must have at least one byte, it is empty"),
     ],
 )
-def test_a_line_of_another_kind_is_named_when_it_is_read(tmp_path, line, problem):
+def test_a_line_of_another_kind_is_named_when_the_file_is_opened(tmp_path, line, problem):
     path = write_pairs(tmp_path, LINES[0] + b"\n" + line + b"\n")
-    source = open_aan(tmp_path, "train")
     with pytest.raises(SequenceError) as error:
-        source.load(1)
+        open_aan(tmp_path, "train")
     assert str(error.value) == f"{path}:2: {problem}"
 
 

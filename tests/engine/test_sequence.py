@@ -9,7 +9,7 @@ from softline.cli import main
 from softline.engine.build_task import build_task
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.events import Preparing, Stepped, read_log
-from softline.engine.loading import steps_per_epoch
+from softline.engine.loading import steps_per_epoch, train_batches
 from softline.engine.optimizer import create_schedule, total_steps
 from softline.engine.reading import load_recipe
 from softline.engine.train import train
@@ -70,7 +70,8 @@ def test_evaluate_tests_on_another_split(root, capsys, tmp_path):
     [
         (["evaluate", "CHECKPOINT", "--sizes", "32"], "--sizes is for images"),
         (["evaluate", "CHECKPOINT", "--skip-corrupt"], "--skip-corrupt is for images"),
-        (["evaluate", "CHECKPOINT", "--split", "dev"], "split must be one of test, train, val"),
+        (["evaluate", "CHECKPOINT", "--split", "dev"], "--split must be one of test, train, val"),
+        (["evaluate", "CHECKPOINT", "nowhere"], "nowhere holds no ListOps samples"),
         (["predict", "CHECKPOINT", "x.png"], "was trained for sequences, not for images"),
     ],
 )
@@ -87,6 +88,9 @@ def test_mistakes_end_in_a_message(arguments, message, root, capsys):
         ("--data.max_length=100", "data.max_length is for text and retrieval"),
         ("--data.name=text", "data.generate is for listops"),
         ("--eval_steps=0", "eval_steps must be at least 1, got 0"),
+        ("--data.val_split=dev", "data.val_split must be one of 'train', 'val', 'test', got dev"),
+        ("--data.generate.samples=[10,10]", r"data.generate.samples must be a tuple with 3 elements, got \[10, 10\]"),
+        ("--data.generate.max_length=6", r"data.generate.max_length must be at least 7, got 6"),
     ],
 )
 def test_recipes_that_make_no_sense_are_refused(given, message, tmp_path):
@@ -97,6 +101,8 @@ def test_recipes_that_make_no_sense_are_refused(given, message, tmp_path):
 def test_options_of_the_encoder_are_checked(root, tmp_path):
     with pytest.raises(ValueError, match=r"model\.options of lra_encoder: .*width"):
         build_task(small_recipe(root, "--model.options.width=3"))
+    with pytest.raises(ValueError, match=r"model\.options\.positions \(39\) must be at least the 40 tokens"):
+        build_task(small_recipe(root, "--model.options.positions=39"))
     wide = build_task(small_recipe(root, "--model.options.hidden_dim=7", "--model.options.positions=99")).model
     assert wide.head[0].out_features == 7
     assert wide.encoder.positions.num_embeddings == 99
@@ -105,6 +111,28 @@ def test_options_of_the_encoder_are_checked(root, tmp_path):
 def test_a_cache_of_other_settings_is_named(root):
     with pytest.raises(ValueError, match="seed"):
         build_task(small_recipe(root, "--data.generate.seed=1"))
+
+
+def test_a_model_is_tested_on_the_benchmarks_own_expressions(root, tmp_path, capsys):
+    (tmp_path / "basic_val.tsv").write_text("Source\tTarget\n( ( ( [MAX 2 ) 9 ) ] )\t9\n")
+    (tmp_path / "basic_train.tsv").write_text("Source\tTarget\n( ( ( [MAX 2 ) 9 ) ] )\t9\n")
+    assert main(["evaluate", str(root / "run/best.pt"), str(tmp_path)]) == 0
+    assert "1 sequences" in capsys.readouterr().out
+
+
+def test_evaluation_begins_with_the_shortest(root):
+    val_set = build_task(small_recipe(root)).val_set
+    lengths = [len(val_set[index][0][0]) for index in range(len(val_set))]
+    assert lengths == sorted(lengths)
+    assert lengths != [lengths[0]] * len(lengths)
+
+
+def test_what_does_not_fit_in_a_batch_ends_a_worker_with_its_message(root, capsys):
+    task = build_task(small_recipe(root))
+    task.positions = 10
+    batches = train_batches(task, small_recipe(root, "--workers=1"), start_step=0, total_steps=2)
+    with pytest.raises(ValueError, match=r"^a sequence must have 1 to 10 tokens"):
+        list(batches)
 
 
 def test_batches_can_be_alike_in_length(root):

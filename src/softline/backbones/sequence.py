@@ -3,8 +3,9 @@
 Papers: Long Range Arena, https://arxiv.org/abs/2011.04006; the encoder and its settings are those of Nystromformer,
 https://arxiv.org/abs/2102.03902. A sequence is a grid of one row, so that every attention of softline works on it.
 
-Deviation: features are summed over the real tokens and divided by the number of positions, whatever a batch is padded
+Deviations: features are summed over the real tokens and divided by the number of positions, whatever a batch is padded
 to. With sequences padded to all positions that is the release's mean; with less padding the result stays the same.
+Under autocast attention runs in float32 with its projections, which the release leaves in half precision.
 """
 
 from collections.abc import Mapping
@@ -103,12 +104,12 @@ class SequenceEncoder(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        tokens = F.pad(tokens, (0, max(LEAST_TOKENS - tokens.shape[1], 0)))
-        positions = self.positions.num_embeddings
-        if tokens.shape[1] > positions:
-            raise ValueError(f"a sequence must have at most {positions} tokens (positions), got {tokens.shape[1]}")
-        mask = tokens != 0
-        x = self.dropout(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]])
+        positions, length = self.positions.num_embeddings, tokens.shape[1]
+        if length > positions:
+            raise ValueError(f"a sequence must have at most {positions} tokens (positions), got {length}")
+        x = self.dropout(self.tokens(tokens) + self.positions.weight[:length])
+        missing = max(LEAST_TOKENS - length, 0)
+        x, mask = F.pad(x, (0, 0, 0, missing)), F.pad(tokens != 0, (0, missing))
         for block in self.blocks:
             x = block(x, mask)
         x = self.norm(x).masked_fill(~mask[..., None], 0)
@@ -117,7 +118,7 @@ class SequenceEncoder(nn.Module):
 
 def sequence_options(attention: str, positions: int, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The options of an attention for sequences of at most so many tokens."""
-    length = {"max_tokens": positions} if attention == "linformer" else {}
+    length = {"max_tokens": max(positions, LEAST_TOKENS)} if attention == "linformer" else {}
     return {**SEQUENCE_OPTIONS.get(attention, {}), **length, **(options or {})}
 
 

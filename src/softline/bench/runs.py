@@ -49,6 +49,11 @@ def run_once(recipe: Recipe, run: Callable[[], R], read: Callable[[Mapping[str, 
     return result
 
 
+def is_finished(recipe: Recipe) -> bool:
+    """Whether the result of this recipe is kept in its directory."""
+    return _read_result(Path(recipe.output), recipe) is not None
+
+
 def train_or_diverge(recipe: Recipe, tell: TellRun) -> TrainResult | NonFiniteError:
     """Train, or go on with a training that was interrupted; KeyboardInterrupt if a signal stops it."""
     try:

@@ -1,6 +1,7 @@
 """What several commands' arguments share."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,13 +25,15 @@ def names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def add_attentions(parser: argparse.ArgumentParser) -> None:
+def add_attentions(
+    parser: argparse.ArgumentParser, *, default: Sequence[str] = ("softmax", "softpp", "inline")
+) -> None:
     parser.add_argument(
         "--attentions",
         type=names,
-        default=["softmax", "softpp", "inline"],
+        default=list(default),
         metavar="NAME,...",
-        help="attentions to compare with the first (default: softmax,softpp,inline)",
+        help=f"attentions to compare with the first (default: {','.join(default)})",
     )
 
 

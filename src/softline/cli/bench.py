@@ -121,7 +121,7 @@ def _add_sequences(kinds: Commands) -> None:
         description="Measure the encoder by which `softline lra` compares attentions (2 layers, 64 channels, 2 heads, "
         "at most 64 landmarks) on random sequences.",
     )
-    add_attentions(parser)
+    add_attentions(parser, default=["softmax", "soft", "softpp", "inline"])
     _add_sizes(parser, "--lengths", "N,...", [1024, 2048, 4096, 8192], "numbers of tokens")
     _add_common(parser, mode="train")
     parser.set_defaults(run=run, cases=_sequence_cases)

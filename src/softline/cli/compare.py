@@ -156,7 +156,7 @@ class RunsProgress:
             transient=True,
             disable=not self.console.is_terminal,
         )
-        self.runs, self.done = runs, 0
+        self.runs, self.done, self.told = runs, 0, 0.0
         self.tasks: dict[tuple[str, int], Any] = {}
         self.begun: dict[tuple[str, int], float] = {}
         self.waiting = self.bars.add_task("measuring the models", total=None, numbers="")
@@ -173,9 +173,15 @@ class RunsProgress:
     def __call__(self, name: str, seed: int, event: Any) -> None:
         from softline.bench.runs import Finished
         from softline.cli.progress import duration, metrics_text
-        from softline.engine.events import Evaluated, Started, Stepped
+        from softline.engine.events import Evaluated, Evaluating, Notice, Preparing, Started, Stepped
 
         key = (name, seed)
+        if isinstance(event, Preparing):
+            self._prepare(name, event)
+            return
+        if isinstance(event, Notice):
+            self.console.print(f"{name}: {event.text}", markup=False)
+            return
         self.bars.update(self.waiting, visible=False)
         if isinstance(event, Started):
             self.begun[key] = time.monotonic()
@@ -185,11 +191,22 @@ class RunsProgress:
         elif isinstance(event, Stepped):
             numbers = f"epoch {event.epoch:.2f}  loss {event.loss:.3f}  {duration(event.seconds_left)} left"
             self.bars.update(self.tasks[key], completed=event.step, numbers=numbers)
+        elif isinstance(event, Evaluating) and key in self.tasks:
+            self.bars.update(self.tasks[key], numbers=f"evaluating: {event.done:,}")
         elif isinstance(event, Evaluated):
             numbers = f"epoch {event.epoch:.2f}  {metrics_text(event.metrics)}"
             self.bars.update(self.tasks[key], numbers=numbers)
         elif isinstance(event, Finished):
             self._finish(key, event)
+
+    def _prepare(self, name: str, event: Any) -> None:
+        line = f"{event.done:,} of {event.total:,} {event.what}"
+        self.bars.update(
+            self.waiting, description=name, total=event.total, completed=event.done, numbers=line, visible=True
+        )
+        if not self.console.is_terminal and time.monotonic() - self.told > 10:
+            self.told = time.monotonic()
+            self.console.print(f"{name}: {line}", markup=False)
 
     def _finish(self, key: tuple[str, int], event: Any) -> None:
         from softline.cli.progress import duration

@@ -28,19 +28,20 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "data",
         nargs="?",
-        help="embedded, fashion-mnist, a directory, a .tar file, or a name that timm.data reads; for detectors and "
-        "segmenters a directory as in their recipes (default: where they were trained)",
+        help="embedded, fashion-mnist, a directory, a .tar file, or a name that timm.data reads; for detectors, "
+        "segmenters and models of sequences a directory as in their recipes (default: where they were trained)",
     )
     parser.add_argument(
         "--sizes", type=integers, metavar="PIXELS,...", help="image sides, of classifiers (default: as trained)"
     )
-    parser.add_argument(
-        "--split", help="default: val (or validation, or test); for detectors and segmenters the recipe's"
-    )
+    parser.add_argument("--split", help="default: val (or validation, or test); for all but classifiers the recipe's")
     parser.add_argument("--annotations", metavar="FILE", help="COCO's JSON, if it is not annotations/instances_SPLIT")
     parser.add_argument("--root", metavar="DIR", help="where a timm.data name keeps its files")
     parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="in each process (default: 64; 1 for detectors and segmenters)"
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="in each process (default: 64; 32 for sequences, 1 for detectors and segmenters)",
     )
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="loading processes (default: 0)")
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
@@ -141,15 +142,23 @@ def _dense(options: argparse.Namespace, trained: Any, accelerator: Any, teller: 
 
 
 def _sequences(options: argparse.Namespace, trained: Any, accelerator: Any, teller: "_Teller") -> list[dict[str, Any]]:
+    from softline.data.lra import has_listops_files
     from softline.engine.build_sequence import evaluate_sequence
+    from softline.ops.inputs import check_option
 
     for name in ("sizes", "root", "annotations"):
         if getattr(options, name) is not None:
             raise ValueError(f"--{name} is for images; {options.checkpoint} was trained for sequences")
     if options.skip_corrupt:
         raise ValueError(f"--skip-corrupt is for images; {options.checkpoint} was trained for sequences")
-    changes = {"source": options.data} if options.data is not None else {}
-    changes |= {"val_split": options.split} if options.split is not None else {}
+    changes: dict[str, Any] = {}
+    if options.data is not None:
+        # the benchmark's own expressions instead of generated ones
+        generated = {"generate": None} if has_listops_files(Path(options.data)) else {}
+        changes |= {"source": options.data, **generated}
+    if options.split is not None:
+        check_option("--split", options.split, ("train", "val", "test"))
+        changes["val_split"] = options.split
     recipe = trained.recipe.replace(data=dataclasses.replace(trained.recipe.data, **changes))
     result = evaluate_sequence(
         trained.model,

@@ -29,7 +29,10 @@ def add(commands: Commands) -> None:
               softline lra --small --tasks listops --attentions softpp,inline
 
             DIR is the unpacked lra_release (listops-1000, tsv_data, pathfinder32), with IMDb's aclImdb and CIFAR-10's
-            cifar-10-batches-py put into it. Without listops-1000, ListOps is generated.
+            cifar-10-batches-py put into it. Without listops-1000, ListOps is generated, by several processes with
+            --data.generate.workers N. The paper's landmarks, one for every 4 tokens instead of at most 64:
+            --attentions soft --model.options.attention_options.max_landmarks null. If softmax runs out of memory:
+            --accumulate 8.
             """),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -47,13 +50,14 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from softline.bench.lra import SMALL_TASKS, TABLE_TASKS, lra_recipe, run_lra
+    from softline.bench.lra import SMALL_TASKS, TABLE_TASKS, check_attentions, lra_recipe, run_lra
     from softline.cli.compare import RunsProgress
     from softline.engine.files import make_directory, write_json
 
-    tasks = options.tasks or list(SMALL_TASKS if options.small else TABLE_TASKS)
-    if len(set(tasks)) < len(tasks):
-        raise ValueError(f"--tasks must be different, got {','.join(tasks)}")
+    tasks = list(SMALL_TASKS if options.small else TABLE_TASKS) if options.tasks is None else options.tasks
+    if not tasks or len(set(tasks)) < len(tasks):
+        raise ValueError(f"--tasks must be different, at least one, got {','.join(tasks) or 'none'}")
+    check_attentions(options.attentions, options.seeds)
     recipes = {
         task: lra_recipe(task, small=options.small, data=options.data, overrides=options.overrides) for task in tasks
     }
@@ -64,8 +68,15 @@ def run(options: argparse.Namespace) -> None:
     count = len(tasks) * len(options.attentions) * len(options.seeds)
     print(f"Long Range Arena: {count} runs, to {output}", flush=True)
     with RunsProgress(count) as progress:
-        for results in run_lra(recipes, options.attentions, seeds=options.seeds, output=output, progress=progress):
-            write_json(path, results.to_dict())
+        for results in run_lra(
+            recipes,
+            options.attentions,
+            seeds=options.seeds,
+            output=output,
+            small=options.small,
+            progress=progress,
+        ):
+            write_json(path, {"command": options.command_line, **results.to_dict()})
     print(f"\n{lra_table(results, tasks, options.attentions)}\n\nresults: {path}")
 
 
@@ -78,21 +89,30 @@ def lra_table(results: "LraResults", tasks: list[str], attentions: list[str]) ->
     for attention in attentions:
         paper = dict(zip(TABLE_TASKS, PAPER.get(attention, ()), strict=False))
         here = {task: results.mean(task, attention) for task in tasks}
-        cells = [_cell(here[task], results.spread(task, attention), paper.get(task)) for task in tasks]
+        cells = [_cell(results, task, attention, paper.get(task)) for task in tasks]
         if averaged:
             mean, printed = _average([here[task] for task in TABLE_TASKS]), _average(list(paper.values()))
-            cells.append(_cell(mean, None, printed, missing="-"))
+            cells.append(_beside("-" if mean is None else f"{mean:.2f}", printed))
         lines.append([attention, *cells])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     seeds = len({run.seed for run in results.runs})
     spread = f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else ""
-    return "\n".join([*rows, f"test accuracy in %{spread}; in brackets: Table 12 of SOFT"])
+    of = ", which is of the full tasks" if results.small else ""
+    return "\n".join([*rows, f"test accuracy in %{spread}; in brackets: Table 12 of SOFT{of}"])
 
 
-def _cell(here: float | None, spread: float | None, paper: float | None, missing: str = "diverged") -> str:
-    text = missing if here is None else f"{here:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
-    return text if paper is None else f"{text} ({paper:.2f})"
+def _cell(results: "LraResults", task: str, attention: str, paper: float | None) -> str:
+    mean, spread = results.mean(task, attention), results.spread(task, attention)
+    if mean is None:
+        return _beside("diverged", paper)
+    text = f"{mean:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+    lost = results.diverged(task, attention)
+    return _beside(f"{text} ({lost} diverged)" if lost else text, paper)
+
+
+def _beside(here: str, paper: float | None) -> str:
+    return here if paper is None else f"{here} ({paper:.2f})"
 
 
 def _average(values: list[float | None] | list[float]) -> float | None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import platform
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -80,6 +81,7 @@ def open_listops(
     split: Split,
     *,
     settings: ListOpsSettings,
+    make: bool = True,
     workers: int = 1,
     progress: Progress | None = None,
     notify: Notify = logger.info,
@@ -88,12 +90,15 @@ def open_listops(
 
     Several processes may do so at the same time; the first that ends provides the samples of all.
 
+    make: False refuses a directory without samples instead.
     workers, progress: for `generate_listops`.
     """
     check_option("split", split, SPLITS)
     check_integer("workers", workers, 1)
     directory = Path(directory)
     if not _holds_cache(directory):
+        if not make:
+            raise ValueError(f"{directory} holds no ListOps samples")
         _make(directory, settings, lambda: generate_listops(settings, workers=workers, progress=progress), notify)
     _check(directory, split, settings)
     return ListOpsSplit(directory, split, settings.max_length)
@@ -122,10 +127,12 @@ def _make(directory: Path, settings: ListOpsSettings, generate: Callable[[], Lis
     """Generate a cache beside its place, then put it there at once."""
     # a link stays where it is, its target is made
     target = Path(os.path.realpath(directory))
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    mine = f".{target.name}.{platform.node()}"
+    partial = target.with_name(f"{mine}.{os.getpid()}.{uuid.uuid4().hex}")
     # before the long work, so that a place that cannot be written to is known at once
     with _writing(directory):
         target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target.parent, mine)
         partial.mkdir()
     try:
         notify(f"generating {sum(settings.samples)} ListOps samples for {directory}")
@@ -138,6 +145,24 @@ def _make(directory: Path, settings: ListOpsSettings, generate: Callable[[], Lis
         shutil.rmtree(partial, ignore_errors=True)
     rate = f"accepted {samples.accepted} of {samples.candidates} candidates"
     notify(f"{rate}; {directory} is complete" if first else f"{directory} was made by another process meanwhile")
+
+
+def _remove_abandoned(folder: Path, prefix: str) -> None:
+    """What processes of this machine left that were killed."""
+    for partial in folder.glob(f"{prefix}.*.*"):
+        process = partial.name.split(".")[-2]
+        if process.isdigit() and not _runs(int(process)):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @contextmanager

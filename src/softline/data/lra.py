@@ -23,7 +23,6 @@ from softline.ops.inputs import check_option
 LraTask = Literal["listops", "text", "retrieval", "image", "pathfinder"]
 LRA_TASKS: tuple[LraTask, ...] = get_args(LraTask)
 Split = Literal["train", "val", "test"]
-MAX_BYTES = 4000
 
 
 def open_lra(
@@ -33,6 +32,7 @@ def open_lra(
     *,
     max_length: int | None = None,
     generate: ListOpsSettings | None = None,
+    make: bool = True,
     workers: int = 1,
     progress: Callable[[int, int], None] | None = None,
     notify: Notify = lambda _: None,
@@ -41,6 +41,7 @@ def open_lra(
 
     max_length: bytes to which texts are cut, of text and retrieval; the benchmark's 4000 by default.
     generate: make expressions of listops by these settings and keep them in ``root``, or find them there.
+    make: False only finds them.
     workers, progress: processes that generate; hears how many expressions there are, of how many.
     """
     check_option("task", task, LRA_TASKS)
@@ -50,19 +51,31 @@ def open_lra(
     if max_length is not None and task not in ("text", "retrieval"):
         raise ValueError(f"max_length is for text and retrieval; {task} is never cut")
     if generate is not None:
-        return open_listops(root, split, settings=generate, workers=workers, progress=progress, notify=notify)
+        return open_listops(
+            root, split, settings=generate, make=make, workers=workers, progress=progress, notify=notify
+        )
     if task == "listops":
         return read_listops_tsv(_listops_file(root, split))
+    given = {} if max_length is None else {"max_length": max_length}
     if task == "text":
-        return open_imdb(root, split, max_length=max_length or MAX_BYTES)
+        return open_imdb(root, split, **given)
     if task == "retrieval":
-        return open_aan(root, split, max_length=max_length or MAX_BYTES)
+        return open_aan(root, split, **given)
     return open_grey_images(root, split) if task == "image" else open_pathfinder(root, split)
 
 
-def _listops_file(root: Path, split: Split) -> Path:
+def has_listops_files(root: Path) -> bool:
+    """Whether the benchmark's own expressions are there."""
+    return any(place.is_file() for place in _listops_places(root, "train"))
+
+
+def _listops_places(root: Path, split: Split) -> list[Path]:
     name = f"basic_{split}.tsv"
-    places = [root / name, root / "listops-1000" / name, root / "lra_release" / "listops-1000" / name]
+    return [root / name, root / "listops-1000" / name, root / "lra_release" / "listops-1000" / name]
+
+
+def _listops_file(root: Path, split: Split) -> Path:
+    places = _listops_places(root, split)
     for place in places:
         if place.is_file():
             return place

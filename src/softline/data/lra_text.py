@@ -134,7 +134,7 @@ def open_imdb(root: Path, split: Split, *, max_length: int = 4000) -> SequenceSo
 def open_aan(root: Path, split: Split, *, max_length: int = 4000) -> SequenceSource:
     """The pairs of papers of a split, in the order of its file; "val" is the file eval.
 
-    The file is read once, to find its lines and whether each has all columns.
+    The file is read once, to find its lines and whether each has its columns.
 
     root: lra_release, the folder that holds it, or the folder of the files.
     """
@@ -149,10 +149,9 @@ def open_aan(root: Path, split: Split, *, max_length: int = 4000) -> SequenceSou
     if not len(bounds):
         raise ValueError(f"{path} must hold lines of the columns {', '.join(COLUMNS)}; it is empty")
     source = Pairs(str(path), bounds, max_length=max_length)
-    incomplete = np.flatnonzero(tabs != len(COLUMNS) - 1)
-    if len(incomplete):
+    for index in np.flatnonzero(_doubtful(path, bounds, tabs))[:1]:
         # raises: now, not in the midst of training
-        source.load(int(incomplete[0]))
+        source.load(int(index))
     return source
 
 
@@ -174,7 +173,7 @@ def _text_names(folder: Path) -> list[str]:
 
 
 def _find_lines(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where lines begin and end [lines, 2], and how many tabs each has [lines]."""
+    """Where lines begin and end [lines, 2], and where tabs are."""
     feeds, tabs, size = [], [], 0
     with open(path, "rb") as file:
         while block := file.read(BLOCK):
@@ -188,7 +187,30 @@ def _find_lines(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         ends = np.append(ends, size)
     starts = np.append(0, ends + 1)[: len(ends)]
     places = np.concatenate([np.zeros(0, np.int64), *tabs])
-    return np.stack([starts, ends], axis=1), np.searchsorted(places, ends) - np.searchsorted(places, starts)
+    return np.stack([starts, ends], axis=1), places
+
+
+def _doubtful(path: Path, bounds: NDArray[np.int64], tabs: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Lines [lines] that have another number of columns, an empty text or another label."""
+    content = np.memmap(path, np.uint8, "r")
+    starts, ends = bounds.T
+    first = np.searchsorted(tabs, starts)
+    wrong = np.searchsorted(tabs, ends) - first != len(COLUMNS) - 1
+    whole = np.flatnonzero(~wrong)
+    # where each column of the whole lines begins, and their line ends [lines, columns + 1]
+    inner = tabs[first[whole, None] + np.arange(len(COLUMNS) - 1)]
+    edges = np.concatenate([starts[whole, None] - 1, inner, ends[whole, None]], axis=1)
+    widths = np.diff(edges, axis=1) - 1
+    # Windows' line ends
+    widths[:, -1] -= content[ends[whole] - 1] == ord("\r")
+    wrong[whole] = (widths[:, 3:] == 0).any(1)
+    known = np.zeros(len(whole), np.bool_)
+    for label in PAIR_LABELS:
+        alike = np.flatnonzero(widths[:, 0] == len(label))
+        places = starts[whole[alike], None] + np.arange(len(label))
+        known[alike] |= (content[places] == np.frombuffer(label, np.uint8)).all(1)
+    wrong[whole] |= ~known
+    return wrong
 
 
 def _tokens(text: bytes, max_length: int) -> Tokens:

@@ -64,14 +64,32 @@ def length_groups(lengths: NDArray[np.int64], batch_size: int) -> list[int]:
 
 
 class SequenceSamples(Dataset[tuple[tuple[Tensor, ...], int]]):
-    """Sequences of a source as int64 tensors [length], and labels, by index or by (epoch, index): nothing is random."""
+    """Sequences of a source as int64 tensors [length], and labels, by index or by (epoch, index): nothing is random.
 
-    def __init__(self, source: SequenceSource) -> None:
+    by_length: the shortest first, if the source tells lengths: batches that follow this order have little padding.
+    """
+
+    def __init__(self, source: SequenceSource, *, by_length: bool = False) -> None:
         self.source = source
+        lengths = source.lengths() if by_length else None
+        self.order = None if lengths is None else np.argsort(lengths, kind="stable")
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[tuple[Tensor, ...], int]:
-        parts, label = self.source.load(key[1] if isinstance(key, tuple) else key)
+        place = key[1] if isinstance(key, tuple) else key
+        index = place if self.order is None else int(self.order[place])
+        parts, label = self.source.load(index)
+        for part in parts:
+            self._check(part, index)
         return tuple(torch.from_numpy(part.astype(np.int64)) for part in parts), label
+
+    def _check(self, tokens: Tokens, index: int) -> None:
+        most, vocabulary = self.source.max_length, self.source.vocabulary
+        if not 0 < len(tokens) <= most:
+            raise SequenceError(
+                f"{self.source.name(index)}: a sequence must have 1 to {most} tokens, it has {len(tokens)}"
+            )
+        if tokens.max() >= vocabulary:
+            raise SequenceError(f"{self.source.name(index)}: token ids must be below {vocabulary}, got {tokens.max()}")

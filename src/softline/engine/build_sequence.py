@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from accelerate import Accelerator
 from torch import nn
@@ -14,29 +14,27 @@ from softline.checkpoints import read_weights
 from softline.data.listops import ListOpsSettings
 from softline.data.lra import open_lra
 from softline.data.sequences import SequenceSamples, SequenceSource, length_groups
+from softline.engine import distributed
 from softline.engine.build import Notify, log
 from softline.engine.evaluate import Evaluation, evaluate
 from softline.engine.recipe import ListOpsRecipe, SequenceData, SequenceRecipe
 from softline.tasks.sequence import SequenceClassification
 
-Preparing = Callable[[str, int, int], None]
+TellPreparing = Callable[[str, int, int], None]
 """Hears what is made before a run, how many of it there are, and of how many."""
 
 
 def build_sequence(
-    recipe: SequenceRecipe, *, notify: Notify = log.info, preparing: Preparing = lambda *_: None
+    recipe: SequenceRecipe, *, notify: Notify = log.info, preparing: TellPreparing = lambda *_: None
 ) -> SequenceClassification:
     data = recipe.data
-    train, val = (_open(data, split, notify, preparing) for split in (data.train_split, data.val_split))
+    with distributed.first_process_first():
+        train = open_sequences(data, data.train_split, notify=notify, preparing=preparing)
+    val = open_sequences(data, data.val_split, notify=notify)
     notify(f"{data.name}: {len(train):,} sequences to train on, {len(val):,} to validate")
     if train.classes != val.classes:
         raise ValueError(f"{data.train_split} and {data.val_split} of {data.source} have different classes")
-    facts = {
-        "classes": train.classes,
-        "vocabulary": train.vocabulary,
-        "positions": recipe.model.options.get("positions", _power_of_two(max(train.max_length, val.max_length))),
-        "parts": train.parts,
-    }
+    facts = sequence_facts(recipe, train)
     model = sequence_model(recipe, facts)
     if recipe.model.checkpoint is not None:
         _load(model, recipe.model.checkpoint, notify)
@@ -44,9 +42,25 @@ def build_sequence(
         model,
         **facts,
         train_set=SequenceSamples(train),
-        val_set=SequenceSamples(val),
+        val_set=SequenceSamples(val, by_length=True),
         groups=_groups(train, recipe) if data.group_lengths else None,
     )
+
+
+def sequence_facts(recipe: SequenceRecipe, source: SequenceSource) -> dict[str, Any]:
+    """What of the data decides on the network."""
+    positions = recipe.model.options.get("positions", _power_of_two(source.max_length))
+    if positions < source.max_length:
+        raise ValueError(
+            f"model.options.positions ({positions}) must be at least the {source.max_length} tokens that a sequence of "
+            f"{recipe.data.name} may have"
+        )
+    return {
+        "classes": list(source.classes),
+        "vocabulary": source.vocabulary,
+        "positions": positions,
+        "parts": source.parts,
+    }
 
 
 def sequence_model(recipe: SequenceRecipe, facts: Mapping[str, Any]) -> nn.Module:
@@ -74,12 +88,12 @@ def evaluate_sequence(
     notify: Notify = log.info,
     progress: Callable[[int, int | None], None] = lambda *_: None,
 ) -> Evaluation:
-    """On the validation data that the recipe names, which must fit the model."""
-    source = _open(recipe.data, recipe.data.val_split, notify, lambda *_: None)
+    """On the validation data that the recipe names, which must be there and fit the model."""
+    source = open_sequences(recipe.data, recipe.data.val_split, make=False, notify=notify)
     for name, found in (("classes", list(source.classes)), ("vocabulary", source.vocabulary), ("parts", source.parts)):
         if found != facts[name]:
             raise ValueError(f"{recipe.data.source} does not fit the model: {name} {found}, trained on {facts[name]}")
-    task = SequenceClassification(model, **facts, val_set=SequenceSamples(source))
+    task = SequenceClassification(model, **facts, val_set=SequenceSamples(source, by_length=True))
     model.to(accelerator.device)
     result = evaluate(task, model, accelerator, batch_size=batch_size, workers=workers, progress=progress)
     assert result is not None, "nothing stops it"
@@ -92,14 +106,22 @@ def listops_settings(recipe: ListOpsRecipe) -> ListOpsSettings:
     return ListOpsSettings(**fields)
 
 
-def _open(data: SequenceData, split: str, notify: Notify, preparing: Preparing) -> SequenceSource:
-    name: Any = split
+def open_sequences(
+    data: SequenceData,
+    split: Literal["train", "val", "test"],
+    *,
+    make: bool = True,
+    notify: Notify = log.info,
+    preparing: TellPreparing = lambda *_: None,
+) -> SequenceSource:
+    """The sequences of a split. make: False reads only, and generates none."""
     return open_lra(
         data.name,
         Path(data.source),
-        name,
+        split,
         max_length=data.max_length,
         generate=None if data.generate is None else listops_settings(data.generate),
+        make=make,
         workers=1 if data.generate is None else data.generate.workers,
         progress=lambda done, total: preparing("expressions", done, total),
         notify=notify,

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from softline.engine.build import Notify, build_classification, log
-from softline.engine.build_sequence import Preparing, build_sequence
+from softline.engine.build_sequence import TellPreparing, build_sequence
 from softline.engine.recipe import ClassificationRecipe, DetectionRecipe, Recipe, SegmentationRecipe, SequenceRecipe
 from softline.tasks import Task
 
 
 def build_task(
-    recipe: Recipe, *, rank: int = 0, notify: Notify = log.info, preparing: Preparing = lambda *_: None
+    recipe: Recipe, *, rank: int = 0, notify: Notify = log.info, preparing: TellPreparing = lambda *_: None
 ) -> Task:
     """The task with its data and its network.
 

@@ -3,6 +3,8 @@
 import inspect
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -120,6 +122,20 @@ def spread_optimizer(model: nn.Module, optimizer: Any, state: dict[str, Any]) ->
 def place() -> tuple[int, int]:
     """The number of this process, and of how many."""
     return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if _several() else (0, 1)
+
+
+@contextmanager
+def first_process_first() -> Iterator[None]:
+    """Within, one process of each machine runs before its others, which then find what it has made."""
+    if not _several():
+        yield
+        return
+    first = int(os.environ.get("LOCAL_RANK", torch.distributed.get_rank())) == 0
+    if not first:
+        torch.distributed.barrier()
+    yield
+    if first:
+        torch.distributed.barrier()
 
 
 def gather_lists(items: list[T]) -> list[T]:

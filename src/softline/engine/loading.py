@@ -163,7 +163,10 @@ class _Collate:
         for sample in samples:
             if isinstance(sample, Exception):
                 return sample
-        return self.collate(samples)
+        try:
+            return self.collate(samples)
+        except ValueError as error:
+            return error
 
 
 def _length(dataset: Any) -> int:

@@ -278,6 +278,13 @@ def _tidy(message: str) -> str:
     """jsonargparse's or yaml's message on one line, in words."""
     message = re.sub(r"\s+", " ", message).strip()
     message = re.sub(r"the following arguments are required: (.*)", r"missing key \1", message)
+    # of a part that may be null
+    message = re.sub(
+        r'Parser key "(.+?)": Does not validate against .*? Problem with given class_path .*?: '
+        r'Parser key "(.+?)": Expected an? (.+?)\. Got value: (.*?) - Expected an? .*',
+        r"\1.\2 must be a \3, got \4",
+        message,
+    )
     message = re.sub(r'Parser key "(.+?)": Expected an? (.+?)\. Got value: (.*)', r"\1 must be a \2, got \3", message)
     message = re.sub(
         r'Parser key "(.+?)": Does not validate against .*?Subtypes: \[(.+)\] Errors: .* Given value: (.*)',

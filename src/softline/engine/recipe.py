@@ -365,6 +365,14 @@ class ListOpsRecipe:
     workers: int = 1
     """Processes that generate."""
 
+    def check(self, name: str) -> None:
+        for count in self.samples:
+            check_range(f"{name}.samples", count, 1)
+        check_range(f"{name}.min_length", self.min_length, 0)
+        check_range(f"{name}.max_length", self.max_length, self.min_length + 2)
+        check_range(f"{name}.seed", self.seed, 0)
+        check_range(f"{name}.workers", self.workers, 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceData:
@@ -374,8 +382,8 @@ class SequenceData:
     """Directory with its files, such as lra_release."""
     generate: ListOpsRecipe | None = None
     """Of listops: expressions are made and kept in source, instead of read from the benchmark's files."""
-    train_split: str = "train"
-    val_split: str = "val"
+    train_split: Literal["train", "val", "test"] = "train"
+    val_split: Literal["train", "val", "test"] = "val"
     max_length: int | None = None
     """Of text and retrieval: bytes to which texts are cut; the benchmark's 4000 by default."""
     group_lengths: bool = False
@@ -395,8 +403,10 @@ class SequenceRecipe(Recipe):
         for name in ("pretrained", "grad_checkpointing", "freeze_batch_norm", "sync_batch_norm", "channels_last"):
             if getattr(self.model, name):
                 raise ValueError(f"model.{name} is for images, not for sequences")
-        if self.data.generate is not None and self.data.name != "listops":
-            raise ValueError(f"data.generate is for listops; {self.data.name} is read from files")
+        if self.data.generate is not None:
+            if self.data.name != "listops":
+                raise ValueError(f"data.generate is for listops; {self.data.name} is read from files")
+            self.data.generate.check("data.generate")
         if self.data.max_length is not None:
             check_range("data.max_length", self.data.max_length, 1)
             if self.data.name not in ("text", "retrieval"):
