@@ -1,6 +1,7 @@
 """Sequences through the same engine and commands as images."""
 
 import json
+import subprocess
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from softline.engine.optimizer import create_schedule, total_steps
 from softline.engine.reading import load_recipe
 from softline.engine.train import train
 from softline.engine.trained import load_trained
-from tests.engine.small_sequence import small_recipe
+from tests.engine.small_sequence import small_overrides, small_recipe
+from tests.engine.test_distributed import TOLERANCE, TORCHRUN, environment
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +185,20 @@ def test_recipes_have_the_published_settings(task):
 def test_the_small_recipe_counts_its_steps(root):
     recipe = small_recipe(root)
     assert steps_per_epoch(build_task(recipe), recipe) == 6
+
+
+def test_two_processes_follow_the_course_of_one_and_generate_once(root, tmp_path):
+    shared = ["--batch_size=8", "--schedule.epochs=1", "--model.options.dropout=0", "--model.options.attention=inline"]
+    one = small_recipe(root, *shared, f"--output={tmp_path}/one")
+    train(one)
+    given = small_overrides(tmp_path, *shared, f"--output={tmp_path}/two")
+    subprocess.run([*TORCHRUN, "softline.cli", "train", "lra_listops_small", *given], check=True, env=environment())
+    losses = [
+        [line["loss"] for line in read_log(tmp_path / name / "log.jsonl") if line["event"] == "stepped"]
+        for name in ("one", "two")
+    ]
+    assert len(losses[0]) == 6
+    assert losses[1] == pytest.approx(losses[0], abs=TOLERANCE)
+    made = [line for line in read_log(tmp_path / "two/log.jsonl") if "is complete" in line.get("text", "")]
+    assert len(made) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["listops", "one", "two"]

@@ -35,6 +35,38 @@ def test_local_residual_equals_an_explicit_loop_over_the_neighbourhood(prefix):
                     torch.testing.assert_close(out[sample, head, prefix + i * width + j], expected)
 
 
+@pytest.mark.parametrize("size", [(1, 3), (3, 5), (5, 1)])
+def test_local_residual_of_other_kernels_equals_a_convolution_by_its_prediction(size):
+    rows, columns = size
+    residual = LocalResidual(6, 2, kernel_size=size).double()
+    x, v = torch.randn(2, 28, 6, dtype=torch.float64), torch.randn(2, 2, 28, 3, dtype=torch.float64)
+    kernels = residual.kernel(F.gelu(residual.hidden(x.mean(1)[..., None])))
+    maps = v.mT.flatten(1, 2).unflatten(-1, (4, 7))  # [2, 6, 4, 7]
+    for sample in range(2):
+        weight = kernels[sample].reshape(6, 1, rows, columns)
+        expected = F.conv2d(maps[sample], weight, padding=(rows // 2, columns // 2), groups=6)
+        found = residual(x, v, (4, 7))[sample].mT.flatten(0, 1).unflatten(-1, (4, 7))
+        torch.testing.assert_close(found, expected)
+    planes = torch.randn(2, 6, 4, 7, dtype=torch.float64)
+    weight = torch.randn(12, 1, rows, columns, dtype=torch.float64)
+    torch.testing.assert_close(local._shifted_sum(planes, weight), local._grouped_convolution(planes, weight))
+
+
+def test_kernels_must_be_odd():
+    with pytest.raises(ValueError, match=r"the kernel of the local residual must be odd, got \(1, 4\)"):
+        LocalResidual(6, 2, kernel_size=(1, 4))
+
+
+def test_a_kernel_of_one_row_mixes_no_rows():
+    conv = ValueConv(1, 2, (1, 3)).double()
+    assert conv.conv.weight.shape == (1, 1, 1, 3)
+    v = torch.zeros(1, 1, 20, 2, dtype=torch.float64)
+    v[:, :, 10:15] = 1
+    out = conv(torch.empty(0), v, (4, 5)).unflatten(2, (4, 5))
+    assert out[:, :, 2].all()
+    assert not out[:, :, [0, 1, 3]].any()
+
+
 def test_local_residual_has_the_papers_parameter_count():
     """10 C d_h + 10 C for each layer: 330 C with heads of 32."""
     assert sum(p.numel() for p in LocalResidual(192, 6).parameters()) == 330 * 192
