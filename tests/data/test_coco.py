@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from softline.data import CorruptImageError, find_corrupt
-from softline.data.coco import CocoSource
+from softline.data.coco import CocoSource, decode_mask, encode_mask
 
 COCO128 = Path(__file__).parents[3] / "shared" / "data" / "coco128"
 HEIGHT, WIDTH = 12, 16
@@ -347,6 +347,74 @@ def test_only_what_is_wrong_is_left_out(write):
     assert source.load(2)[1].labels.tolist() == [1]
 
 
+def test_empty_boxes_alone_can_be_forgiven(write):
+    content = contents()
+    content["annotations"][2]["bbox"] = [3, 2, 0, 4]
+    heard: list[str] = []
+    source = CocoSource(*write(content), skip_empty_boxes=True, notify=heard.append)
+    assert source.load(0)[1].labels.tolist() == [0, 1]
+    assert "1 x box of no area" in heard[0]
+    content["images"][2]["file_name"] = "absent.png"
+    with pytest.raises(ValueError, match="1 x missing image file, 1 x box of no area"):
+        CocoSource(*write(content), skip_empty_boxes=True, notify=heard.append)
+
+
+def test_annotations_may_lack_crowd_and_area(write):
+    content = contents()
+    for entry in content["annotations"]:
+        entry.pop("area")
+        if not entry.pop("iscrowd"):
+            continue
+        entry["iscrowd"] = 1
+    content["annotations"][2].pop("segmentation")
+    content["annotations"][2]["bbox"] = [3, 2, 5, 3]
+    heard: list[str] = []
+    source = CocoSource(*write(content), notify=heard.append)
+    objects = source.instances(0)
+    assert objects.crowd.tolist() == [False] * 3
+    assert sorted(objects.area.tolist()) == [15, 20, 20]
+    assert source.instances(2).crowd.tolist() == [True]
+    (message,) = heard
+    assert message.endswith("4 annotations have no area: that of their mask, or else of their box, is taken")
+
+
+def test_objects_without_a_mask_are_problems_where_masks_are_needed(write):
+    content = contents()
+    content["annotations"][0]["segmentation"] = []
+    with pytest.raises(ValueError, match="1 x object without a mask"):
+        CocoSource(*write(content), masks=True)
+    source = CocoSource(*write(content), masks=True, skip_corrupt=True, notify=lambda _: None)
+    assert len(source.instances(0).labels) == 2
+    source.check_masks()
+
+
+def test_a_file_whose_annotations_are_all_wrong_is_refused(write):
+    content = contents()
+    for entry in content["annotations"]:
+        del entry["bbox"]
+    with pytest.raises(ValueError, match="none of its 4 annotations could be used"):
+        CocoSource(*write(content), skip_corrupt=True, notify=lambda _: None)
+
+
+def test_a_missing_file_says_what_it_should_be(tmp_path):
+    with pytest.raises(ValueError, match=r"gone\.json does not exist: it must be JSON in COCO's format"):
+        CocoSource(tmp_path, tmp_path / "gone.json")
+
+
+def test_categories_have_different_names(write):
+    content = contents()
+    content["categories"][1]["name"] = "sign"
+    with pytest.raises(ValueError, match="categories must have different names, 'sign' is there twice"):
+        CocoSource(*write(content))
+
+
+def test_masks_are_encoded_as_runs_that_decode_to_them():
+    mask = np.random.default_rng(0).random((13, 9)) > 0.6
+    encoded = encode_mask(mask)
+    assert json.loads(json.dumps(encoded))["size"] == [13, 9]
+    assert np.array_equal(decode_mask(encoded, (13, 9)), mask)
+
+
 def test_boxes_may_exceed_the_border_by_rounding(write):
     content = contents()
     content["annotations"][0]["bbox"] = [-0.4, 2, 17.2, 10.6]
@@ -392,11 +460,6 @@ def test_what_is_not_json_is_refused(tmp_path, content):
     (tmp_path / "objects.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"objects\.json is not a JSON file: "):
         CocoSource(tmp_path, tmp_path / "objects.json")
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"absent\.json"):
-        CocoSource(tmp_path, tmp_path / "absent.json")
 
 
 def test_images_of_another_size_and_broken_ones_are_found(write, picture):

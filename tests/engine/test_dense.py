@@ -1,5 +1,7 @@
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -18,7 +20,7 @@ from softline.engine.train import train
 from softline.engine.trained import load_trained
 from tests.engine.small_dense import DETECTION, SEGMENTATION, dense_recipe, write_coco, write_scenes
 
-DENSE = [name for name in list_recipes() if load_recipe(name).task != "classification"]
+DENSE = [name for name in list_recipes() if load_recipe(name).task in ("detection", "segmentation")]
 KINDS = {"detection": DETECTION, "masks": DETECTION, "segmentation": SEGMENTATION}
 OVERRIDES = {"detection": [], "masks": ["--head.name=mask_rcnn"], "segmentation": []}
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -194,6 +196,15 @@ def test_evaluate_prints_a_line_for_each_class(runs, capsys, tmp_path):
     assert [each["name"] for each in row["details"]["classes"]] == ["ground", "thing"]
 
 
+def test_segmenters_are_evaluated_in_windows_on_request(runs, capsys):
+    checkpoint = str(runs["segmentation"] / "run/last.pt")
+    printed = []
+    for inference in ("whole", "slide"):
+        assert main(["evaluate", checkpoint, "--inference", inference]) == 0
+        printed.append(capsys.readouterr().out.split("images")[0])
+    assert printed[0] != printed[1]
+
+
 def test_evaluate_takes_other_data(runs, capsys):
     checkpoint, source = str(runs["detection"] / "run/last.pt"), str(runs["detection"] / "coco")
     assert main(["evaluate", checkpoint, source, "--split", "train"]) == 0
@@ -206,6 +217,7 @@ def test_evaluate_takes_other_data(runs, capsys):
         ("detection", ["--sizes", "32"], "--sizes is for classifiers"),
         ("segmentation", ["--annotations", "x.json"], "--annotations is for detectors"),
         ("detection", ["nowhere"], "nowhere"),
+        ("detection", ["--inference", "slide"], "--inference is for segmenters"),
     ],
 )
 def test_mistakes_in_evaluate_end_in_a_message(kind, arguments, message, runs, capsys):
@@ -227,6 +239,10 @@ def test_predict_draws_images_of_the_same_size_or_with_a_legend(kind, runs, tmp_
             assert after.convert("RGB").crop((0, 0, *before.size)).tobytes() != before.convert("RGB").tobytes()
         if kind == "segmentation":
             assert sum(prediction["pixels"].values()) == pytest.approx(1)
+            with Image.open(tmp_path / "drawn" / f"{Path(path).stem}_labels.png") as labels:
+                counts = np.bincount(np.asarray(labels).ravel(), minlength=2) / (labels.width * labels.height)
+            shares = [prediction["pixels"].get(name, 0) for name in ("ground", "thing")]
+            assert counts.tolist() == pytest.approx(shares)
         else:
             assert all(each["class"] in ("brick", "leaf") for each in prediction["objects"])
 
@@ -309,6 +325,12 @@ def test_frozen_batch_norms_keep_their_numbers_in_training():
         ("segmentation", "--data.crop=[0, 8]", r"data\.crop must be at least 1, got 0"),
         ("segmentation", "--data.scale=[2, 1]", r"0 < low <= high, got \(2\.0, 1\.0\)"),
         ("segmentation", "--data.kernel=2", r"unknown key data\.kernel"),
+        (
+            "segmentation",
+            "--data.base_size=[2048, 512]",
+            r"data\.base_size \(long side\) must be at least 2048, got 512",
+        ),
+        ("segmentation", "--data.mean=[0.5]", r"data\.mean must be 3 numbers, one for each colour, got \[0\.5\]"),
     ],
 )
 def test_mistakes_in_dense_recipes_are_explained(kind, override, message, tmp_path):
@@ -328,23 +350,27 @@ def test_coco_recipes_say_what_was_published(name):
     assert (min(recipe.data.train_short_sides), max(recipe.data.train_short_sides)) == (
         (480, 800) if name.endswith("3x") else (800, 800)
     )
+    assert recipe.model.options == {"drop_path_rate": 0.1}
+    assert (recipe.data.skip_empty_boxes, recipe.data.skip_corrupt) == (True, False)
 
 
 @pytest.mark.parametrize(
-    ("name", "images", "steps", "warmup", "crop", "lr"),
+    ("name", "images", "steps", "warmup", "crop", "lr", "decay", "power", "batch"),
     [
-        ("ade20k_upernet", 20_210, 160_000, 1500, 512, 6e-5),
-        ("cityscapes_upernet", 2975, 40_000, 1500, 768, 6e-5),
-        ("ade20k_semantic_fpn", 20_210, 40_000, 0, 512, 2e-4),
+        ("ade20k_upernet", 20_210, 160_000, 1500, 512, 6e-5, 0.01, 1.0, 16),
+        ("cityscapes_upernet", 2975, 40_000, 1500, 768, 6e-5, 0.01, 1.0, 8),
+        ("ade20k_semantic_fpn", 20_210, 40_000, 0, 512, 2e-4, 1e-4, 0.9, 16),
     ],
 )
-def test_segmentation_recipes_say_what_was_published(name, images, steps, warmup, crop, lr):
+def test_segmentation_recipes_say_what_was_published(name, images, steps, warmup, crop, lr, decay, power, batch):
     recipe = load_recipe(name)
     per_epoch = images // recipe.batch_size
     assert total_steps(recipe.schedule, per_epoch) == pytest.approx(steps, abs=1)
     assert round(recipe.schedule.warmup_epochs * per_epoch) == pytest.approx(warmup, abs=1)
     assert recipe.data.crop == (crop, crop)
     assert (recipe.optimizer.lr, recipe.schedule.name) == (lr, "poly")
+    assert (recipe.optimizer.weight_decay, recipe.schedule.power, recipe.batch_size) == (decay, power, batch)
+    assert recipe.model.options == {"drop_path_rate": 0.1}
 
 
 def test_parameters_of_the_papers_dense_models_are_within_three_percent_of_its_numbers(capsys, tmp_path):

@@ -209,6 +209,17 @@ def test_heads_of_full_width_are_torchvisions():
     assert groups == [32] * 8
 
 
+def test_the_coarsest_levels_come_out_of_the_last_stage():
+    channels = small(retinanet).detector.backbone.maps.channels[-1]
+    detector = small(retinanet, width=channels)
+    given = []
+    detector.detector.backbone.fpn.extra_blocks.p6.register_forward_hook(lambda _, inputs, out: given.append(inputs[0]))
+    stages = []
+    detector.detector.backbone.maps.register_forward_hook(lambda _, inputs, out: stages.append(out[-1]))
+    detector(*batch(1, 1))
+    assert given[0] is stages[0]
+
+
 def test_a_head_with_norm_has_whole_groups():
     with pytest.raises(ValueError, match=r"width \(36\) must be divisible by 8 for norm"):
         small(retinanet, width=36, norm=True)

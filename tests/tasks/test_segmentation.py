@@ -218,7 +218,8 @@ def test_pixels_without_a_label_do_not_count_in_the_loss():
     labels[:, :, 5:] = 255
     result = task.loss(task.model, [torch.arange(2), images, labels])
     logits = task.model(images)
-    expected = -logits.log_softmax(1).gather(1, labels.clamp(max=2)[:, None])[:, 0, :, :5].mean()
+    # 5 of 8 columns have labels
+    expected = -logits.log_softmax(1).gather(1, labels.clamp(max=2)[:, None])[:, 0, :, :5].mean() * 5 / 8
     assert result.value.item() == pytest.approx(expected.item(), rel=1e-6)
     right = (logits.argmax(1) == labels)[:, :, :5].float().mean()
     assert result.logs["pixel_accuracy"].item() == pytest.approx(right.item(), rel=1e-6)
@@ -246,6 +247,17 @@ def test_auxiliary_logits_count_by_a_part():
     main, auxiliary = model(images)
     expected = cross_entropy(main, labels) + 0.4 * cross_entropy(auxiliary, labels)
     assert torch.equal(task.loss(model, [torch.arange(2), images, labels]).value, expected)
+
+
+def test_the_loss_of_a_batch_is_the_mean_of_its_parts_whatever_is_labelled():
+    """As in a step that is divided among processes."""
+    torch.manual_seed(0)
+    logits, labels = torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8))
+    labels[0, 1:] = 255
+    parts = [cross_entropy(logits[place, None], labels[place, None]) for place in range(2)]
+    torch.testing.assert_close(cross_entropy(logits, labels), torch.stack(parts).mean())
+    expected = nn.functional.cross_entropy(logits, labels, ignore_index=255, reduction="none").mean()
+    torch.testing.assert_close(cross_entropy(logits, labels), expected)
 
 
 def test_batches_are_stacked_where_sizes_agree():

@@ -36,6 +36,11 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--split", help="default: val (or validation, or test); for all but classifiers the recipe's")
     parser.add_argument("--annotations", metavar="FILE", help="COCO's JSON, if it is not annotations/instances_SPLIT")
+    parser.add_argument(
+        "--inference",
+        choices=("whole", "slide"),
+        help="images at once or in windows, of segmenters (default: as trained)",
+    )
     parser.add_argument("--root", metavar="DIR", help="where a timm.data name keeps its files")
     parser.add_argument(
         "--batch-size",
@@ -81,8 +86,9 @@ def _classes(options: argparse.Namespace, trained: Any, accelerator: Any, teller
 
     if options.data is None:
         raise ValueError("name the data to evaluate on, such as a directory")
-    if options.annotations is not None:
-        raise ValueError(f"--annotations is for detectors; {options.checkpoint} is a classifier")
+    for name, whose in (("annotations", "detectors"), ("inference", "segmenters")):
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} is for {whose}; {options.checkpoint} is a classifier")
     rows: list[dict[str, Any]] = []
     for size, result in evaluate_sizes(
         trained,
@@ -112,11 +118,14 @@ def _dense(options: argparse.Namespace, trained: Any, accelerator: Any, teller: 
     for name in ("sizes", "root"):
         if getattr(options, name) is not None:
             raise ValueError(f"--{name} is for classifiers; {options.checkpoint} was trained for {trained.task}")
+    if options.inference is not None and trained.task != "segmentation":
+        raise ValueError(f"--inference is for segmenters; {options.checkpoint} was trained for {trained.task}")
     if options.annotations is not None and trained.task != "detection":
         raise ValueError(f"--annotations is for detectors; {options.checkpoint} was trained for {trained.task}")
     changes: dict[str, Any] = {"skip_corrupt": options.skip_corrupt}
     changes |= {"source": options.data} if options.data is not None else {}
     changes |= {"val_split": options.split} if options.split is not None else {}
+    changes |= {"inference": options.inference} if options.inference is not None else {}
     if trained.task == "detection":
         # a file named in the recipe belongs to the recipe's images
         moved = options.data is not None or options.split is not None
@@ -146,7 +155,7 @@ def _sequences(options: argparse.Namespace, trained: Any, accelerator: Any, tell
     from softline.engine.build_sequence import evaluate_sequence
     from softline.ops.inputs import check_option
 
-    for name in ("sizes", "root", "annotations"):
+    for name in ("sizes", "root", "annotations", "inference"):
         if getattr(options, name) is not None:
             raise ValueError(f"--{name} is for images; {options.checkpoint} was trained for sequences")
     if options.skip_corrupt:

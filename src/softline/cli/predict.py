@@ -14,7 +14,8 @@ def add(commands: Commands) -> None:
         "predict",
         help="name, or draw, what is on images",
         description="Classifiers: the likeliest classes of each image with their probabilities. Detectors draw boxes "
-        "and masks, segmenters a colour for each pixel with a legend, as PNG files in a directory.",
+        "and masks, segmenters a colour for each pixel with a legend, as PNG files in a directory; segmenters write "
+        "the labels themselves too, as NAME_labels.png.",
     )
     parser.add_argument(
         "checkpoint", help="a .pt file of `softline train`, a directory that timm saved, or a published model's name"
@@ -34,6 +35,9 @@ def run(options: argparse.Namespace) -> None:
     from softline.engine.trained import load_trained
 
     check_parent(options.json)
+    missing = [path for path in options.images if not Path(path).is_file()]
+    if missing:
+        raise ValueError(f"no such file: {', '.join(missing)}")
     trained = load_trained(options.checkpoint)
     if trained.task == "sequence":
         raise ValueError(f"{options.checkpoint} was trained for sequences, not for images")
@@ -59,6 +63,7 @@ def _name(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
 
 
 def _draw(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
+    from softline.engine import distributed
     from softline.engine.dense import predict_dense
     from softline.engine.files import make_directory, write_whole
 
@@ -69,22 +74,30 @@ def _draw(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
     if not 0 <= score < 1:
         raise ValueError(f"--score must be at least 0 and below 1, got {score}")
     names = [f"{Path(path).stem}.png" for path in options.images]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    written = [*names, *(_labels_name(name) for name in names if trained.task == "segmentation")]
+    twice = sorted({name for name in written if written.count(name) > 1})
     if twice:
         raise ValueError(f"several images would be drawn to {twice[0]}: name them apart, or use several directories")
     images = {Path(path).resolve() for path in options.images}
-    for name in names:
+    for name in written:
         if (options.out / name).resolve() in images:
             raise ValueError(f"{options.out / name} is one of the images and would be lost: name another --out DIR")
     make_directory(options.out)
     predictions = []
+    trained.model.to(distributed.start().device)
     drawn_images = predict_dense(trained.model, trained.classes, trained.recipe, options.images, score=score)
     for name, drawn in zip(names, drawn_images, strict=True):
         target = options.out / name
         write_whole(target, partial(drawn.image.save, format="PNG"))
+        if drawn.labels is not None:
+            write_whole(options.out / _labels_name(name), partial(drawn.labels.save, format="PNG"))
         predictions.append({"name": drawn.name, **drawn.found})
         print(f"{drawn.name} -> {target}: {_summary(drawn.found)}")
     return predictions
+
+
+def _labels_name(name: str) -> str:
+    return f"{Path(name).stem}_labels.png"
 
 
 def _summary(found: dict[str, Any]) -> str:

@@ -29,12 +29,13 @@ Segmentation = list[list[float]] | dict[str, Any] | None
 
 NEEDED = {
     "images": ("file_name", "height", "width"),
-    "annotations": ("image_id", "category_id", "bbox", "area", "iscrowd"),
+    "annotations": ("image_id", "category_id", "bbox"),
     "categories": ("name",),
 }
 # pixels: COCO's own boxes and polygons are rounded, and exceed the border a little
 MARGIN = 1.0
 SHOWN = 10
+EMPTY_BOX = "box of no area"
 LARGEST = float(np.finfo(np.float32).max)
 
 log = logging.getLogger(__name__)
@@ -85,9 +86,13 @@ class CocoSource:
     Every load opens the image anew: threads and processes share none. Images without any object are there too, as
     evaluation counts what is found in them.
 
+    An annotation without iscrowd is no crowd; one without an area has that of its mask, or else of its box.
+
     skip_corrupt: leave out the images and annotations that the file describes wrongly, and tell ``notify`` how many of
         which kind; otherwise they are a ValueError. Images that cannot be decoded, or have another size than the file
         says, are found by `find_corrupt` and left out by `without`.
+    skip_empty_boxes: leave out boxes without width or height, and nothing else.
+    masks: every object must have one.
     classes: names by label; the labels follow COCO's ids, which may have gaps.
     category_ids: COCO's id of each label.
     """
@@ -98,6 +103,8 @@ class CocoSource:
         annotations: Path,
         *,
         skip_corrupt: bool = False,
+        skip_empty_boxes: bool = False,
+        masks: bool = False,
         notify: Callable[[str], None] = log.info,
     ) -> None:
         content = _read(annotations)
@@ -105,11 +112,15 @@ class CocoSource:
         self.category_ids, self.classes = tuple(categories), tuple(categories.values())
         problems = _Problems()
         entries = _sound_images(content["images"], images, problems)
-        objects = _sound_annotations(content, entries, self.category_ids, problems)
+        objects = _sound_annotations(content, entries, self.category_ids, problems, masks=masks)
         if problems.kinds:
-            _report(problems, annotations, skip_corrupt, notify)
+            forgiven = skip_corrupt or (skip_empty_boxes and set(problems.kinds) == {EMPTY_BOX})
+            _report(problems, annotations, forgiven, notify)
         if not entries:
             raise ValueError(f"{annotations} describes no image of {images} that could be used")
+        if content["annotations"] and not objects:
+            raise ValueError(f"{annotations}: none of its {len(content['annotations'])} annotations could be used")
+        _fill_areas(objects, entries, annotations, notify)
         self._root, self._file = str(images), str(annotations)
         self._keep_images(list(entries.values()))
         self._keep_objects([entry for entry in objects if entry["image_id"] in entries])
@@ -133,7 +144,7 @@ class CocoSource:
         corners[:, 2:] += corners[:, :2]
         self._boxes = corners.astype(np.float32)
         self._labels = np.array([label[entry["category_id"]] for entry in entries], dtype=np.int64)
-        self._crowd = np.array([entry["iscrowd"] for entry in entries], dtype=bool)
+        self._crowd = np.array([entry.get("iscrowd", 0) for entry in entries], dtype=bool)
         self._area = np.array([entry["area"] for entry in entries], dtype=np.float32)
         self._has_objects = np.bincount(rows[~self._crowd], minlength=len(self._ids)) > 0
         # as text: a quarter of the memory of lists of numbers, and exact
@@ -230,6 +241,14 @@ def decode_mask(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray
     return decoded
 
 
+def encode_mask(mask: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Of a mask [height, width], bool: COCO's runs, with text that JSON can hold."""
+    from faster_coco_eval.core import mask as runs
+
+    encoded = runs.encode(np.asfortranarray(mask, dtype=np.uint8))
+    return {"size": list(mask.shape), "counts": encoded["counts"].decode()}
+
+
 class _Problem(Exception):
     """One entry of the file is wrong."""
 
@@ -256,13 +275,31 @@ class _Problems:
         return "\n  ".join([counts, *self.first, *([f"and {more:,} more"] if more else [])])
 
 
-def _report(problems: _Problems, file: Path, skip_corrupt: bool, notify: Callable[[str], None]) -> None:
-    if not skip_corrupt:
+def _report(problems: _Problems, file: Path, forgiven: bool, notify: Callable[[str], None]) -> None:
+    if not forgiven:
         raise ValueError(f"{file}: {problems}\nrepair these, or leave them out by --skip-corrupt")
     notify(f"{file}: left out, and with an image all that is in it: {problems}")
 
 
+def _fill_areas(
+    objects: list[dict[str, Any]], images: dict[int, dict[str, Any]], file: Path, notify: Callable[[str], None]
+) -> None:
+    missing = [entry for entry in objects if "area" not in entry and entry["image_id"] in images]
+    for entry in missing:
+        image = images[entry["image_id"]]
+        if entry.get("segmentation"):
+            entry["area"] = float(decode_mask(entry["segmentation"], (image["height"], image["width"])).sum())
+        else:
+            entry["area"] = entry["bbox"][2] * entry["bbox"][3]
+    if missing:
+        notify(f"{file}: {len(missing):,} annotations have no area: that of their mask, or else of their box, is taken")
+
+
 def _read(file: Path) -> dict[str, list[Any]]:
+    if not file.is_file():
+        raise ValueError(
+            f"{file} does not exist: it must be JSON in COCO's format, such as annotations/instances_train2017.json"
+        )
     try:
         content = json.loads(file.read_bytes())
     # also what is not UTF-8
@@ -283,6 +320,8 @@ def _categories(entries: list[Any], file: Path) -> dict[int, str]:
             _check_entry(entry, "categories", names)
         except _Problem as problem:
             raise ValueError(f"{file}: {_where('categories', position, entry)}: {problem.text}") from None
+        if str(entry["name"]) in names.values():
+            raise ValueError(f"{file}: categories must have different names, {entry['name']!r} is there twice")
         names[entry["id"]] = str(entry["name"])
     if not names:
         raise ValueError(f"{file} names no categories")
@@ -305,7 +344,12 @@ def _sound_images(entries: list[Any], folder: Path, problems: _Problems) -> dict
 
 
 def _sound_annotations(
-    content: dict[str, list[Any]], images: dict[int, dict[str, Any]], categories: Collection[int], problems: _Problems
+    content: dict[str, list[Any]],
+    images: dict[int, dict[str, Any]],
+    categories: Collection[int],
+    problems: _Problems,
+    *,
+    masks: bool,
 ) -> list[dict[str, Any]]:
     """Also those of images that are not sound: only that is reported, and not again for each of their objects."""
     listed = {entry.get("id") for entry in content["images"] if isinstance(entry, dict) and _is_whole(entry.get("id"))}
@@ -315,13 +359,16 @@ def _sound_annotations(
         for key, ids in (("image_id", listed), ("category_id", known)):
             if not _is_whole(entry[key]) or entry[key] not in ids:
                 raise _Problem(f"unknown {key}", f"{key} {_short(entry[key])} is not in the file")
-        if entry["iscrowd"] not in (0, 1):
+        if entry.get("iscrowd", 0) not in (0, 1):
             raise _Problem("wrong iscrowd", f"iscrowd must be 0 or 1, got {_short(entry['iscrowd'])}")
-        if not _are_numbers([entry["area"]]) or not 0 <= entry["area"] <= LARGEST:
-            raise _Problem("wrong area", f"area must be a finite number, at least 0, got {_short(entry['area'])}")
+        area = entry.get("area", 0)
+        if not _are_numbers([area]) or not 0 <= area <= LARGEST:
+            raise _Problem("wrong area", f"area must be a finite number, at least 0, got {_short(area)}")
         if image := images.get(entry["image_id"]):
             _check_box(entry["bbox"], image["height"], image["width"])
             _check_segmentation(entry.get("segmentation"), image["height"], image["width"])
+        if masks and not entry.get("segmentation"):
+            raise _Problem("object without a mask", "it has a box alone, and masks are needed")
 
     return _sound(content["annotations"], "annotations", check, problems)
 
@@ -360,7 +407,7 @@ def _check_box(box: Any, height: int, width: int) -> None:
     corners = ([box[0], box[0] + box[2]], [box[1], box[1] + box[3]])
     # as they are kept
     if any(np.float32(low) >= np.float32(high) for low, high in corners):
-        raise _Problem("box of no area", f"width and height of bbox must be positive, got {box}")
+        raise _Problem(EMPTY_BOX, f"width and height of bbox must be positive, got {box}")
     if not _is_inside(*corners, height, width):
         raise _Problem("box outside its image", f"bbox {box} exceeds its image of {height} x {width} (height x width)")
 

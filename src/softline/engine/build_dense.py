@@ -32,7 +32,7 @@ SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {"upernet": upernet, "seman
 
 def build_detection(recipe: DetectionRecipe, *, notify: Notify = log.info) -> Detection:
     data = recipe.data
-    train_source = _open_coco(data, data.train_split, data.train_annotations, notify)
+    train_source = _open_coco(recipe, data.train_split, data.train_annotations, notify, training=True)
     val_set = detection_val_set(recipe, notify=notify)
     _check_classes(train_source.classes, val_set.source.classes, data)
     transform = detection_train_transform(
@@ -65,15 +65,24 @@ def build_detector(recipe: DetectionRecipe, num_classes: int, *, notify: Notify 
 
 
 def detection_val_set(recipe: DetectionRecipe, *, notify: Notify = log.info) -> DetectionImages:
-    source = _open_coco(recipe.data, recipe.data.val_split, recipe.data.val_annotations, notify)
+    source = _open_coco(recipe, recipe.data.val_split, recipe.data.val_annotations, notify, training=False)
     return DetectionImages(source, detection_eval_transform(), masks=_masks(recipe), training=False)
 
 
-def _open_coco(data: DetectionData, split: str, annotations: str | None, notify: Notify) -> CocoSource:
+def _open_coco(
+    recipe: DetectionRecipe, split: str, annotations: str | None, notify: Notify, *, training: bool
+) -> CocoSource:
+    data = recipe.data
     root = Path(data.source)
     file = root / "annotations" / f"instances_{split}.json" if annotations is None else Path(annotations)
-    skip = data.skip_annotations or data.skip_corrupt
-    source = CocoSource(root / split, file, skip_corrupt=skip, notify=notify)
+    source = CocoSource(
+        root / split,
+        file,
+        skip_corrupt=data.skip_corrupt,
+        skip_empty_boxes=data.skip_empty_boxes and training,
+        masks=_masks(recipe),
+        notify=notify,
+    )
     return source.without(corrupt_indices(source, split, notify)) if data.skip_corrupt else source
 
 

@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from PIL import Image
 from torch import nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 
+from softline.data.coco import encode_mask
 from softline.data.semantic import palette
 from softline.engine.build import Notify, log
 from softline.engine.build_dense import (
@@ -35,9 +37,12 @@ class Drawn:
     name: str
     """The image's file."""
     found: dict[str, Any]
-    """Objects with class, score and box, or classes with their share of the pixels: plain numbers and text."""
+    """Objects with class, score, box and, where there are masks, COCO's runs of it; or classes with their share of the
+    pixels: plain numbers and text."""
     image: Image.Image
     """With what was found drawn on it."""
+    labels: Image.Image | None = None
+    """Of segmenters: the label of each pixel as a grey value."""
 
 
 def dense_model(recipe: Recipe, num_classes: int) -> nn.Module:
@@ -98,15 +103,19 @@ def predict_dense(
 
 
 def _detect(model: nn.Module, classes: Sequence[str], path: str, image: Image.Image) -> Drawn:
-    pixels = pil_to_tensor(image).float() / 255
+    pixels = (pil_to_tensor(image).float() / 255).to(next(model.parameters()).device)
     with torch.no_grad():
         (found,) = model([pixels])
-    objects = [
+    found = {name: value.cpu() for name, value in found.items()}
+    objects: list[dict[str, Any]] = [
         {"class": classes[label], "score": score, "box": box}
         for label, score, box in zip(
             found["labels"].tolist(), found["scores"].tolist(), found["boxes"].tolist(), strict=True
         )
     ]
+    if "masks" in found:
+        for each, mask in zip(objects, found["masks"].numpy(), strict=True):
+            each["mask"] = encode_mask(mask)
     return Drawn(path, {"objects": objects}, draw_detections(image, found, classes, palette(min(len(classes), 255))))
 
 
@@ -116,8 +125,10 @@ def _segment(
     size = (image.height, image.width)
     # labels are not looked at
     pixels, _ = segmentation_eval_transform(model, recipe.data)(image, torch.zeros(size, dtype=torch.uint8).numpy())
-    labels = predict_labels(model, pixels, size, windows=windows_of(recipe.data))
+    pixels = pixels.to(next(model.parameters()).device)
+    labels = predict_labels(model, pixels, size, windows=windows_of(recipe.data)).cpu()
     counts = torch.bincount(labels.flatten(), minlength=len(classes)).tolist()
     shares = {name: count / labels.numel() for name, count in zip(classes, counts, strict=True) if count}
     colours = palette("cityscapes" if recipe.data.layout == "cityscapes" else len(classes))
-    return Drawn(path, {"pixels": shares}, draw_labels(image, labels, classes, colours))
+    grey = Image.fromarray(labels.numpy().astype(np.uint8))
+    return Drawn(path, {"pixels": shares}, draw_labels(image, labels, classes, colours), grey)

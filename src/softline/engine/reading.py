@@ -19,7 +19,7 @@ from softline.ops.inputs import check_option
 # a resumed run may change these: where things lie, how they are computed, what is told
 FREE_KEYS = frozenset(
     (
-        *("output", "data.source", "data.root", "data.skip_corrupt", "data.skip_annotations"),
+        *("output", "data.source", "data.root", "data.skip_corrupt", "data.skip_empty_boxes"),
         *("data.train_annotations", "data.val_annotations", "data.generate.workers", "model.checkpoint"),
         *("device", "workers", "accumulate", "strategy", "model.compile", "model.grad_checkpointing"),
         *("eval_batch_size", "eval_every", "eval_steps", "save_every", "log_every"),

@@ -249,10 +249,11 @@ class DetectionData:
     hflip: float = 0.5
     group_aspects: bool = True
     """Batches of wide or of tall images, so that less of them is padding."""
-    skip_annotations: bool = False
-    """Leave out annotations that nothing can be learnt from, such as boxes without height, and tell which."""
+    skip_empty_boxes: bool = False
+    """Train without the boxes that have no width or height, and tell which they are."""
     skip_corrupt: bool = False
-    """That, and look for unreadable images first and leave them out."""
+    """Leave out images and annotations that are described wrongly, and unreadable images, which are looked for
+    first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,6 +348,14 @@ class SegmentationRecipe(Recipe):
             raise ValueError(f"data.scale must be two factors 0 < low <= high, got {self.data.scale}")
         if self.data.short_side is not None:
             check_range("data.short_side", self.data.short_side, 1)
+        if self.data.long_side is not None:
+            check_range("data.long_side", self.data.long_side, self.data.short_side or 1)
+        if self.data.base_size is not None:
+            check_range("data.base_size (short side)", self.data.base_size[0], 1)
+            check_range("data.base_size (long side)", self.data.base_size[1], self.data.base_size[0])
+        for name in ("mean", "std"):
+            if (colours := getattr(self.data, name)) is not None and len(colours) != 3:
+                raise ValueError(f"data.{name} must be 3 numbers, one for each colour, got {list(colours)}")
         if self.data.layout == "folder" and self.data.classes is None:
             raise ValueError("data.layout folder needs data.classes: their names, or how many there are")
 

@@ -140,9 +140,12 @@ def retinanet(
     maps = StageMaps(body, stages=(1, 2, 3))
     octaves = tuple(tuple(size * 2 ** (third / 3) for third in range(3)) for size in anchor_sizes)
     anchors = StridedAnchors(octaves, strides=(8, 16, 32, 64, 128))
+    extra = LastLevelP6P7(maps.channels[-1], width)
+    # torchvision takes P5 instead if it has as many channels
+    extra.use_P5 = False
     group_norm = partial(nn.GroupNorm, width // CHANNELS_OF_A_GROUP) if norm else None
     detector = RetinaNet(
-        Pyramid(maps, width, LastLevelP6P7(maps.channels[-1], width)),
+        Pyramid(maps, width, extra),
         num_classes,
         anchor_generator=anchors,
         head=RetinaNetHead(width, anchors.num_anchors_per_location()[0], num_classes, norm_layer=group_norm),

@@ -173,13 +173,14 @@ def image_logits(model: nn.Module, image: Tensor, *, windows: Windows | None = N
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the pixels that have a label, in float32; 0 if none has.
+    """Mean over all pixels, in float32, of which those without a label count as 0: as in mmsegmentation, and the same
+    however a batch is divided among processes.
 
     logits: [B, K, H, W].
     labels: [B, H, W] int64; 255 for none.
     """
     total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
-    return total / (labels != IGNORE).sum().clamp(min=1)
+    return total / labels.numel()
 
 
 def _likeliest(logits: Tensor, size: tuple[int, ...]) -> Tensor:
