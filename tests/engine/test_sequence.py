@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 import torch
+from PIL import Image
 
 from softline.cli import main
 from softline.engine.build_task import build_task
@@ -202,3 +203,59 @@ def test_two_processes_follow_the_course_of_one_and_generate_once(root, tmp_path
     made = [line for line in read_log(tmp_path / "two/log.jsonl") if "is complete" in line.get("text", "")]
     assert len(made) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["listops", "one", "two"]
+
+
+def write_text(root):
+    for split in ("train", "test"):
+        for sentiment in ("neg", "pos"):
+            folder = root / "aclImdb" / split / sentiment
+            folder.mkdir(parents=True)
+            for number in range(6):
+                (folder / f"{number}_1.txt").write_bytes(sentiment.encode() * (number + 1))
+
+
+def write_retrieval(root):
+    (root / "tsv_data").mkdir()
+    for split in ("train", "eval", "test"):
+        lines = [f"{number % 2}.0\ta\tb\t{'x' * (number + 1)}\t{'y' * 5}" for number in range(12)]
+        (root / "tsv_data" / f"new_aan_pairs.{split}.tsv").write_text("\n".join(lines))
+
+
+def write_image(root):
+    for split in ("train", "test"):
+        for label in ("a", "b"):
+            (root / split / label).mkdir(parents=True)
+            for number in range(6):
+                Image.new("RGB", (4, 3), (40 * number, 90, 3)).save(root / split / label / f"{number}.png")
+
+
+def write_pathfinder(root):
+    folder = root / "pathfinder32" / "curv_contour_length_14"
+    (folder / "imgs" / "0").mkdir(parents=True)
+    (folder / "metadata").mkdir()
+    for number in range(20):
+        Image.new("L", (4, 4), 10 + number).save(folder / "imgs" / "0" / f"sample_{number}.png")
+    lines = [f"imgs/0 sample_{number}.png {number} {number % 2} 1 2" for number in range(20)]
+    (folder / "metadata" / "0.npy").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("task", "write", "length"),
+    [
+        ("text", write_text, 18),
+        ("retrieval", write_retrieval, 12),
+        ("image", write_image, 12),
+        ("pathfinder", write_pathfinder, 16),
+    ],
+)
+def test_every_task_of_the_benchmark_trains_and_is_tested(task, write, length, tmp_path, capsys):
+    write(tmp_path)
+    given = [f"--data.source={tmp_path}", f"--output={tmp_path}/run", "--batch_size=4", "--schedule.epochs=2"]
+    result = train(load_recipe(f"lra_{task}", [*given, "--eval_steps=2", "--schedule.warmup_epochs=0", "--device=cpu"]))
+    assert result.finished
+    assert 0 <= result.best["accuracy"] <= 1
+    trained = load_trained(str(tmp_path / "run/best.pt"))
+    assert trained.settings["positions"] >= length
+    assert trained.settings["parts"] == (2 if task == "retrieval" else 1)
+    assert main(["evaluate", str(tmp_path / "run/best.pt"), "--split", "test"]) == 0
+    assert "accuracy" in capsys.readouterr().out
