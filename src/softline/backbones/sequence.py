@@ -113,7 +113,7 @@ class SequenceEncoder(nn.Module):
         for block in self.blocks:
             x = block(x, mask)
         x = self.norm(x).masked_fill(~mask[..., None], 0)
-        return widen(x).sum(1) / positions
+        return (widen(x).sum(1) / positions).to(self.norm.weight.dtype)
 
 
 def sequence_options(attention: str, positions: int, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
