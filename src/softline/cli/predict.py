@@ -35,12 +35,12 @@ def run(options: argparse.Namespace) -> None:
     from softline.engine.trained import load_trained
 
     check_parent(options.json)
-    missing = [path for path in options.images if not Path(path).is_file()]
-    if missing:
-        raise ValueError(f"no such file: {', '.join(missing)}")
     trained = load_trained(options.checkpoint)
     if trained.task == "sequence":
         raise ValueError(f"{options.checkpoint} was trained for sequences, not for images")
+    missing = [path for path in options.images if not Path(path).is_file()]
+    if missing:
+        raise ValueError(f"no such image: {', '.join(missing)}")
     predictions = _name(options, trained) if trained.task == "classification" else _draw(options, trained)
     if options.json is not None:
         write_json(options.json, predictions)
