@@ -38,9 +38,6 @@ def run(options: argparse.Namespace) -> None:
     trained = load_trained(options.checkpoint)
     if trained.task == "sequence":
         raise ValueError(f"{options.checkpoint} was trained for sequences, not for images")
-    missing = [path for path in options.images if not Path(path).is_file()]
-    if missing:
-        raise ValueError(f"no such image: {', '.join(missing)}")
     predictions = _name(options, trained) if trained.task == "classification" else _draw(options, trained)
     if options.json is not None:
         write_json(options.json, predictions)
@@ -53,6 +50,7 @@ def _name(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
     _refuse(options, trained, "out", "score")
     top = 5 if options.top is None else options.top
     check_integer("--top", top, 1)
+    _check_images(options)
     predictions = []
     for prediction in predict(trained, options.images, top=top):
         predictions.append(dataclasses.asdict(prediction))
@@ -82,6 +80,7 @@ def _draw(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
     for name in written:
         if (options.out / name).resolve() in images:
             raise ValueError(f"{options.out / name} is one of the images and would be lost: name another --out DIR")
+    _check_images(options)
     make_directory(options.out)
     predictions = []
     trained.model.to(distributed.start().device)
@@ -94,6 +93,14 @@ def _draw(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
         predictions.append({"name": drawn.name, **drawn.found})
         print(f"{drawn.name} -> {target}: {_summary(drawn.found)}")
     return predictions
+
+
+def _check_images(options: argparse.Namespace) -> None:
+    """All of them before the first, which may take long."""
+    from softline.engine.images import check_file
+
+    for path in options.images:
+        check_file(path)
 
 
 def _labels_name(name: str) -> str:

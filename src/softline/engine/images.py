@@ -9,12 +9,16 @@ from softline.data.images import Mode, to_mode
 from softline.data.interface import UNREADABLE, decode, describe
 
 
-def read_image(path: str, mode: Mode) -> Image.Image:
-    """The image as it is meant to be seen."""
+def check_file(path: str) -> None:
     if not Path(path).is_file():
         raise ValueError(
             f"{path} is a directory: name image files" if Path(path).is_dir() else f"no such image: {path}"
         )
+
+
+def read_image(path: str, mode: Mode) -> Image.Image:
+    """The image as it is meant to be seen."""
+    check_file(path)
     with open(path, "rb") as file:
         try:
             image = decode(file)
