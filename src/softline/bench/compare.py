@@ -14,7 +14,7 @@ import torch
 from softline.bench.environment import environment
 from softline.bench.model_cost import ModelCost, measure_costs
 from softline.bench.presets import Variant, check_variants, variant_recipe
-from softline.bench.runs import Finished, TellRun, run_once, train_or_diverge
+from softline.bench.runs import Finished, TellRun, check_seeds, run_once, train_or_diverge
 from softline.bench.workers import Tell, run_in_processes
 from softline.data import open_source
 from softline.engine.build import build_model, class_names, image_settings
@@ -22,7 +22,7 @@ from softline.engine.events import Event, read_log
 from softline.engine.nonfinite import NonFiniteError
 from softline.engine.reading import to_dict
 from softline.engine.recipe import ClassificationRecipe, Recipe
-from softline.ops.inputs import check_at_least, check_integer
+from softline.ops.inputs import check_at_least
 
 
 class CurvePoint(NamedTuple):
@@ -171,10 +171,7 @@ def compare(
 def _check(variants: Sequence[Variant], seeds: Sequence[int], jobs: int) -> None:
     check_variants(variants)
     check_at_least("jobs", jobs, 1)
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must be different whole numbers, at least one, got {list(seeds)}")
-    for seed in seeds:
-        check_integer("seed", seed, 0)
+    check_seeds(seeds)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("a comparison starts its own processes: use jobs rather than torchrun")
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from softline.attention import ATTENTIONS
 from softline.bench.environment import environment
 from softline.bench.presets import attention_variant, variant_recipe
-from softline.bench.runs import Finished, TellRun, is_finished, run_once, train_or_diverge
+from softline.bench.runs import Finished, TellRun, check_seeds, is_finished, run_once, train_or_diverge
 from softline.data.lra import LRA_TASKS, has_listops_files
 from softline.engine import distributed
 from softline.engine.build_sequence import evaluate_sequence, open_sequences, sequence_facts, sequence_model
@@ -21,7 +21,7 @@ from softline.engine.nonfinite import NonFiniteError
 from softline.engine.reading import load_recipe
 from softline.engine.recipe import SequenceRecipe
 from softline.engine.trained import load_trained
-from softline.ops.inputs import check_integer, check_option
+from softline.ops.inputs import check_option
 
 TITLES = {"listops": "ListOps", "text": "Text", "retrieval": "Retrieval", "image": "Image", "pathfinder": "Pathfinder"}
 TABLE_TASKS = ("listops", "text", "retrieval", "image")
@@ -201,10 +201,9 @@ def _rehearse(task: str, planned: Sequence[_Planned], progress: Progress) -> Non
     def prepare(what: str, done: int, total: int) -> None:
         progress(task, seed, Preparing(what, done, total))
 
-    splits = {data.train_split: "", data.val_split: "", "test": ""}
     sources = [
         open_sequences(data, split, notify=lambda text: progress(task, seed, Notice(text)), preparing=prepare)
-        for split in splits
+        for split in dict.fromkeys((data.train_split, data.val_split, "test"))
     ]
     for plan in todo:
         sequence_model(plan.recipe, sequence_facts(plan.recipe, sources[0]))
@@ -247,12 +246,10 @@ def _train(plan: _Planned, tell: TellRun) -> LraRun:
 
 
 def check_attentions(attentions: Sequence[str], seeds: Sequence[int]) -> None:
-    for what, values in (("attentions", list(attentions)), ("seeds", list(seeds))):
-        if not values or len(set(values)) < len(values):
-            raise ValueError(f"{what} must be different, at least one, got {values}")
+    check_seeds(seeds)
+    if not attentions or len(set(attentions)) < len(attentions):
+        raise ValueError(f"attentions must be different, at least one, got {list(attentions)}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("softline lra trains in one process: with torchrun, use softline train lra_TASK")
     for attention in attentions:
         check_option("attention", attention, ATTENTIONS)
-    for seed in seeds:
-        check_integer("seed", seed, 0)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -13,6 +13,7 @@ from softline.engine.nonfinite import NonFiniteError
 from softline.engine.reading import differing_keys, read_recipe, to_dict
 from softline.engine.recipe import Recipe
 from softline.engine.train import TrainResult, train
+from softline.ops.inputs import check_integer
 
 RESULT = "result.json"
 R = TypeVar("R")
@@ -47,6 +48,13 @@ def run_once(recipe: Recipe, run: Callable[[], R], read: Callable[[Mapping[str, 
         write_json(directory / RESULT, {"recipe": to_dict(recipe), "run": dataclasses.asdict(plain)})
     tell(Finished(result, kept is not None))
     return result
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be different whole numbers, at least one, got {list(seeds)}")
+    for seed in seeds:
+        check_integer("seed", seed, 0)
 
 
 def is_finished(recipe: Recipe) -> bool:

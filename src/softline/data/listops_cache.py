@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,9 @@ from softline.data.listops import (
     check_index,
     generate_listops,
 )
-from softline.data.sequences import Notify, SequenceSource, Tokens
+from softline.data.sequences import Notify, SequenceSource, Split, Tokens
 from softline.ops.inputs import check_integer, check_option
 
-Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 DESCRIPTION = "listops.json"
 FORMAT = 1

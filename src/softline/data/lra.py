@@ -16,13 +16,12 @@ from typing import Literal, get_args
 from softline.data.listops import ListOpsSettings, read_listops_tsv
 from softline.data.listops_cache import open_listops
 from softline.data.lra_pixels import open_grey_images, open_pathfinder
-from softline.data.lra_text import missing_download, open_aan, open_imdb
-from softline.data.sequences import Notify, SequenceSource
+from softline.data.lra_text import LRA_ORIGIN, missing_download, open_aan, open_imdb
+from softline.data.sequences import Notify, SequenceSource, Split
 from softline.ops.inputs import check_option
 
 LraTask = Literal["listops", "text", "retrieval", "image", "pathfinder"]
 LRA_TASKS: tuple[LraTask, ...] = get_args(LraTask)
-Split = Literal["train", "val", "test"]
 
 
 def open_lra(
@@ -79,5 +78,5 @@ def _listops_file(root: Path, split: Split) -> Path:
     for place in places:
         if place.is_file():
             return place
-    origin = "lra_release.gz of github.com/google-research/long-range-arena, or can be generated (data.generate)"
+    origin = f"{LRA_ORIGIN}, or can be generated (data.generate)"
     raise missing_download("ListOps expressions", split, places, origin)

@@ -25,8 +25,8 @@ from PIL import Image
 from softline.data.folders import FolderImages, open_folder
 from softline.data.images import to_mode
 from softline.data.interface import decode, decoding
-from softline.data.lra_text import LRA_ORIGIN, VOCABULARY, Split, missing_download
-from softline.data.sequences import SequenceError, SequenceSource, Tokens
+from softline.data.lra_text import LRA_ORIGIN, VOCABULARY, missing_download
+from softline.data.sequences import SequenceError, SequenceSource, Split, Tokens
 from softline.ops.inputs import check_integer, check_option
 
 Pixels = NDArray[np.uint8]

@@ -13,15 +13,12 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from softline.data.sequences import SequenceError, SequenceSource, Tokens
+from softline.data.sequences import SequenceError, SequenceSource, Split, Tokens
 from softline.ops.inputs import check_integer, check_option
-
-Split = Literal["train", "val", "test"]
 
 # the benchmark chooses its checkpoint on the test reviews
 IMDB_SPLITS = {"train": "train", "val": "test", "test": "test"}

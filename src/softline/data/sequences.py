@@ -4,7 +4,7 @@ Token ids are 1 to ``vocabulary - 1``; 0 is padding.
 """
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 Tokens = NDArray[np.uint16]
 Notify = Callable[[str], None]
+Split = Literal["train", "val", "test"]
 # fewer than this are too much alike from one epoch to the next, more differ too much in length
 GROUP_BATCHES = 32
 

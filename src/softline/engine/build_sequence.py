@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
@@ -13,7 +13,7 @@ from softline.backbones.sequence import SequenceClassifier, SequenceEncoder
 from softline.checkpoints import read_weights
 from softline.data.listops import ListOpsSettings
 from softline.data.lra import open_lra
-from softline.data.sequences import SequenceSamples, SequenceSource, length_groups
+from softline.data.sequences import SequenceSamples, SequenceSource, Split, length_groups
 from softline.engine import distributed
 from softline.engine.build import Notify, log
 from softline.engine.evaluate import Evaluation, evaluate
@@ -108,7 +108,7 @@ def listops_settings(recipe: ListOpsRecipe) -> ListOpsSettings:
 
 def open_sequences(
     data: SequenceData,
-    split: Literal["train", "val", "test"],
+    split: Split,
     *,
     make: bool = True,
     notify: Notify = log.info,
