@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from softline import ATTENTIONS, create_attention
+from softline.bench.cost import peak_bytes
 from tests.support import assert_within_budget, prefix_mask, value_and_gradients
 
 GRIDS = [(1, 1), (7, 5), (13, 9), (56, 56)]
@@ -68,6 +69,30 @@ def test_any_grid_gives_finite_tokens_of_the_same_shape(name, prefix, grid_size)
     assert out.shape == x.shape
     assert out.isfinite().all()
     assert gradient.isfinite().all()
+
+
+@every_attention
+@with_and_without_prefix
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_single_rows_are_those_of_the_weights(name, prefix, masked):
+    module, x = build(name, prefix).double(), tokens((7, 5), prefix, dtype=torch.float64)
+    mask = prefix_mask([20, x.shape[1]], x.shape[1]) if masked else None
+    chosen = torch.tensor([34, 0, 19, 0, 20])
+    weights = module.weights(x, (7, 5), mask)
+    read = module.rows(x, (7, 5), mask)
+    torch.testing.assert_close(read(chosen), weights[:, :, chosen], rtol=1e-10, atol=1e-12)
+    assert read(chosen[:0]).shape == (*weights.shape[:2], 0, x.shape[1])
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_single_rows_take_no_memory_of_all_pairs(name):
+    grid_size = (64, 64)
+    module, x = build(name), tokens(grid_size, batch=1)
+    with torch.no_grad():
+        read = peak_bytes(lambda: module.rows(x, grid_size)(torch.arange(4)))
+    pairs = 4096 * 4096 * 4
+    # reformer sorts, hydra has a map for each channel
+    assert read < pairs / 2
 
 
 @every_attention

@@ -1,16 +1,25 @@
 """Projections around one operator: the module behind every registered attention."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from softline.layers.grid import GridSize, check_grid
 from softline.ops.inputs import check_mask, hide, narrow, saturate, widen
 
 
+RowReader = Callable[[Tensor], Tensor]
+"""Token indices [R] -> these rows of the weights [B, heads, R, N]."""
+
+
 class Operator(NamedTuple):
-    """The functions of one file in `softline.ops`, all called with the same keyword arguments."""
+    """The functions of one file in `softline.ops`, all called with the same keyword arguments.
+
+    factors: low-rank factors of the weights; without them ``weights`` also takes ``rows``.
+    """
 
     name: str
     attention: Callable[..., Tensor]
@@ -79,6 +88,17 @@ class MultiHeadAttention(nn.Module):
         """The operator's explicit weights [B, heads, N, N]; the local term is not part of them."""
         _, q, k, _ = self._project(x, grid_size, key_mask)
         return self.operator.weights(**self.core(q, k, grid_size, key_mask), key_mask=key_mask)
+
+    def rows(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> RowReader:
+        """What reads single rows of `weights`, for N x N that do not fit in memory: O(N) for each row."""
+        _, q, k, _ = self._project(x, grid_size, key_mask)
+        given = {**self.core(q, k, grid_size, key_mask), "key_mask": key_mask}
+        if self.operator.factors is None:
+            return lambda tokens: self.operator.weights(**given, rows=tokens)
+        left, *others = self.operator.factors(**given)
+        # from the right: the last factor alone is as long as a row
+        right = functools.reduce(torch.matmul, others)
+        return lambda tokens: narrow(left.index_select(-2, tokens) @ right, x.dtype)
 
     def factors(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """Matrices of low rank whose product is the weights, for N too large to multiply them."""

@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from softline.ops.chunks import may_overwrite
-from softline.ops.inputs import check_alike, check_mask, count_tokens, finish, hide, narrow, prepare, without_autocast
+from softline.ops.inputs import (
+    check_alike,
+    check_mask,
+    count_tokens,
+    finish,
+    hide,
+    hide_rows,
+    narrow,
+    prepare,
+    take_rows,
+    without_autocast,
+)
 
 
 def gaussian_kernel(x: Tensor, y: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
@@ -62,12 +73,16 @@ def power_of_two(exponents: Tensor) -> Tensor:
 
 
 @without_autocast
-def gaussian_weights(q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-    """Kernel matrix S [B, H, N, N] of queries and keys [B, H, N, D]."""
+def gaussian_weights(q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    """Kernel matrix S [B, H, N, N] of queries and keys [B, H, N, D].
+
+    rows: tokens [R] whose weights alone are computed: [B, H, R, N].
+    """
     check_alike(q, k=k)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
-    weights = gaussian_kernel(prepare(q, key_mask), prepare(k, key_mask), scale=q.shape[-1] ** -0.5, mask=key_mask)
-    return narrow(hide_pairs(weights, key_mask, key_mask), q.dtype)
+    queries, keys = take_rows(prepare(q, key_mask), rows), prepare(k, key_mask)
+    weights = gaussian_kernel(queries, keys, scale=q.shape[-1] ** -0.5, mask=key_mask)
+    return narrow(hide_rows(hide_pairs(weights, None, key_mask), key_mask, rows), q.dtype)
 
 
 @without_autocast

@@ -129,6 +129,16 @@ def prepare(tensor: Tensor, mask: Tensor | None) -> Tensor:
     return hide(widen(tensor), mask)
 
 
+def take_rows(tensor: Tensor, rows: Tensor | None) -> Tensor:
+    """The tokens ``rows`` [R] of a tensor [B, H, N, D]; all of them for None."""
+    return tensor if rows is None else tensor.index_select(-2, rows)
+
+
+def hide_rows(weights: Tensor, mask: Tensor | None, rows: Tensor | None) -> Tensor:
+    """Zero the rows of masked queries in weights [B, H, R, N], whose rows are the tokens ``rows`` [R], or all."""
+    return hide(weights, mask if mask is None or rows is None else mask.index_select(-1, rows))
+
+
 def hide_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Push the columns of masked keys to the lowest finite score: ``scores`` is [B, H, N, M], ``mask`` is [B, M].
 

@@ -18,9 +18,12 @@ from softline.ops.inputs import (
     check_integer,
     check_mask,
     finish,
+    hide_rows,
     hide_scores,
+    narrow,
     prepare,
     seeded,
+    take_rows,
     unit_length,
     without_autocast,
 )
@@ -38,18 +41,30 @@ def reformer_rotations(head_dim: int, *, num_buckets: int = 32, rounds: int = 4,
 
 
 @without_autocast
-def reformer_weights(q: Tensor, *, rotations: Tensor, bucket_size: int = 64, key_mask: Tensor | None = None) -> Tensor:
-    """The definition: weights [B, H, N, N] of queries [B, H, N, D]."""
+def reformer_weights(
+    q: Tensor,
+    *,
+    rotations: Tensor,
+    bucket_size: int = 64,
+    key_mask: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """The definition: weights [B, H, N, N] of queries [B, H, N, D].
+
+    rows: tokens [R] whose weights alone are computed: [B, H, R, N].
+    """
     _check(q, rotations, bucket_size, key_mask)
     x = prepare(q, key_mask)
     chunk = _sorted_ranks(x, rotations, key_mask) // bucket_size  # [B, H, R, N]
-    steps_back = chunk[..., :, None] - chunk[..., None, :]
+    places = torch.arange(q.shape[2], device=q.device)
+    queries = places if rows is None else rows
+    steps_back = chunk[..., queries, None] - chunk[..., None, :]
     times_seen = ((steps_back == 0) | (steps_back == 1)).sum(2)  # c_ij [B, H, N, N]
-    scores = x.shape[-1] ** -0.5 * x @ unit_length(x, (-1,)).mT
-    itself = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)
+    scores = x.shape[-1] ** -0.5 * take_rows(x, rows) @ unit_length(x, (-1,)).mT
+    itself = queries[:, None] == places
     scores = scores.masked_fill(itself, SELF_SCORE).masked_fill(times_seen == 0, torch.finfo(x.dtype).min)
     scores = scores + times_seen.clamp(min=1).to(x.dtype).log()
-    return finish(hide_scores(scores, key_mask).softmax(-1), q.dtype, key_mask)
+    return narrow(hide_rows(hide_scores(scores, key_mask).softmax(-1), key_mask, rows), q.dtype)
 
 
 @without_autocast

@@ -3,24 +3,41 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from softline.ops.inputs import check_alike, check_mask, finish, hide, hide_scores, prepare, without_autocast
+from softline.ops.inputs import (
+    check_alike,
+    check_mask,
+    hide,
+    hide_rows,
+    hide_scores,
+    narrow,
+    prepare,
+    take_rows,
+    without_autocast,
+)
 
 
 @without_autocast
 def softmax_weights(
-    q: Tensor, k: Tensor, *, scale: float | None = None, dropout: float = 0.0, key_mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    key_mask: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """Attention weights [B, H, N, N] of queries and keys [B, H, N, D].
 
     scale: D^-0.5 unless given.
     dropout: share of the weights that become 0, at random; the others grow as much.
+    rows: tokens [R] whose weights alone are computed: [B, H, R, N].
     """
     check_alike(q, k=k)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = scale * prepare(q, key_mask) @ prepare(k, key_mask).mT
+    scores = scale * take_rows(prepare(q, key_mask), rows) @ prepare(k, key_mask).mT
     weights = F.dropout(hide_scores(scores, key_mask).softmax(-1), dropout)
-    return finish(weights, q.dtype, key_mask)
+    return narrow(hide_rows(weights, key_mask, rows), q.dtype)
 
 
 def softmax_attention(
