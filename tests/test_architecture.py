@@ -15,7 +15,9 @@ LEVELS = [
     ["checkpoints", "heads", "data"],
     ["tasks"],
     ["engine"],
-    ["bench", "analysis", "explorer"],
+    ["bench"],
+    ["analysis"],
+    ["explorer"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}

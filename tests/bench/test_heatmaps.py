@@ -3,12 +3,11 @@ import timm
 import torch
 
 import softline  # noqa: F401
+from softline.backbones.inspection import attention_layers, look
 from softline.bench.heatmaps import (
     HeatMap,
     attention_maps,
     brightest_token,
-    capture_input,
-    find_attention,
     first_of_classes,
 )
 from softline.data import open_source
@@ -24,40 +23,20 @@ def micro(attention="softpp", **options):
 def test_a_map_is_the_row_of_the_query_in_the_weights_on_the_captured_input(attention):
     model, images = micro(attention), torch.randn(2, 1, 28, 20)
     maps = attention_maps(model, images, [(2, 3), (6, 0)])
-    layer = model.stages[0].blocks[0].attn
-    x, grid_size, _ = capture_input(model, layer, images)
-    assert grid_size == (7, 5)
-    weights = layer.weights(x, grid_size)
-    assert torch.equal(maps[0].row, weights[0, 0, 2 * 5 + 3].reshape(7, 5))
-    assert torch.equal(maps[1].row, weights[1, 0, 6 * 5].reshape(7, 5))
-
-
-def test_the_captured_input_is_what_the_attention_saw():
-    model, images = micro(), torch.randn(2, 1, 28, 28)
-    block = model.stages[0].blocks[0]
-    x, grid_size, output = capture_input(model, block.attn, images)
-    tokens, own_grid = model.stages[0].embed(images)
-    tokens = tokens if model.stages[0].position is None else model.stages[0].position(tokens, own_grid)
-    expected = block.norm1(tokens) if hasattr(block, "pass_context") else tokens
-    assert grid_size == own_grid
-    torch.testing.assert_close(x, expected)
-    torch.testing.assert_close(output, model(images))
-
-
-def test_no_hook_is_left_behind():
-    model = micro()
-    attention_maps(model, torch.randn(1, 1, 28, 28), [(0, 0)])
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    (given,), _ = look(model, images, attention_layers(model)[:1])
+    assert given.grid_size == (7, 5)
+    weights = given.layer.attention.weights(given.x, given.grid_size)
+    torch.testing.assert_close(maps[0].row, weights[0, 0, 2 * 5 + 3].reshape(7, 5))
+    torch.testing.assert_close(maps[1].row, weights[1, 0, 6 * 5].reshape(7, 5))
 
 
 def test_class_tokens_are_left_out():
     model = timm.create_model("inline_deit_tiny", img_size=32, num_classes=4).eval()
     images = torch.randn(1, 3, 32, 32)
     (found,) = attention_maps(model, images, [(1, 0)])
-    layer = find_attention(model, 0, 0)
-    x, grid_size, _ = capture_input(model, layer, images)
-    prefix = layer.num_prefix_tokens
-    assert torch.equal(found.row, layer.weights(x, grid_size)[0, 0, prefix + 2, prefix:].reshape(2, 2))
+    (given,), _ = look(model, images, attention_layers(model)[:1])
+    weights = given.layer.attention.weights(given.x, given.grid_size)
+    torch.testing.assert_close(found.row, weights[0, 0, 1 + 2, 1:].reshape(2, 2))
 
 
 def test_the_prediction_is_the_models():
@@ -113,5 +92,7 @@ def test_examples_are_the_first_images_of_different_classes():
 
 
 def test_models_of_others_are_refused():
-    with pytest.raises(ValueError, match="heat maps need a backbone of softline, got Linear"):
+    with pytest.raises(
+        ValueError, match="Linear has no attention to show: it must be, or have, a backbone of softline"
+    ):
         attention_maps(torch.nn.Linear(1, 1), torch.randn(1, 1), [(0, 0)])

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from softline.layers.grid import GridSize, check_grid
 from softline.ops.inputs import check_mask, hide, narrow, saturate, widen
 
-
 RowReader = Callable[[Tensor], Tensor]
 """Token indices [R] -> these rows of the weights [B, heads, R, N]."""
 
@@ -86,13 +85,11 @@ class MultiHeadAttention(nn.Module):
 
     def weights(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         """The operator's explicit weights [B, heads, N, N]; the local term is not part of them."""
-        _, q, k, _ = self._project(x, grid_size, key_mask)
-        return self.operator.weights(**self.core(q, k, grid_size, key_mask), key_mask=key_mask)
+        return self.operator.weights(**self.operands(x, grid_size, key_mask))
 
     def rows(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> RowReader:
         """What reads single rows of `weights`, for N x N that do not fit in memory: O(N) for each row."""
-        _, q, k, _ = self._project(x, grid_size, key_mask)
-        given = {**self.core(q, k, grid_size, key_mask), "key_mask": key_mask}
+        given = self.operands(x, grid_size, key_mask)
         if self.operator.factors is None:
             return lambda tokens: self.operator.weights(**given, rows=tokens)
         left, *others = self.operator.factors(**given)
@@ -104,8 +101,12 @@ class MultiHeadAttention(nn.Module):
         """Matrices of low rank whose product is the weights, for N too large to multiply them."""
         if self.operator.factors is None:
             raise ValueError(f"{self.operator.name} attention has no low-rank factors; use weights()")
+        return self.operator.factors(**self.operands(x, grid_size, key_mask))
+
+    def operands(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> dict[str, Any]:
+        """What the operator is given for x, except the values: queries q [B, H, N, D] and whatever it takes beside."""
         _, q, k, _ = self._project(x, grid_size, key_mask)
-        return self.operator.factors(**self.core(q, k, grid_size, key_mask), key_mask=key_mask)
+        return {**self.core(q, k, grid_size, key_mask), "key_mask": key_mask}
 
     def mix(
         self,

@@ -20,7 +20,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from softline import ops
-from softline.attention.multihead import MultiHeadAttention
+from softline.attention.multihead import MultiHeadAttention, RowReader
 from softline.backbones.backbone import (
     AttentionChoice,
     Backbone,
@@ -50,6 +50,8 @@ class StripAttention(nn.Module):
     strip: width of the strips; None attends on the whole map with all heads.
     """
 
+    num_prefix_tokens = 0
+
     def __init__(self, dim: int, num_heads: int, strip: int | None) -> None:
         super().__init__()
         branches = 1 if strip is None else 2
@@ -58,32 +60,53 @@ class StripAttention(nn.Module):
                 f"dim ({dim}) must be divisible by num_heads ({num_heads}), and num_heads by its {branches} branches"
             )
         self.strip = strip
-        self.num_heads = num_heads // branches
+        self.num_heads = num_heads
+        self.branch_heads = num_heads // branches
         self.qkv = nn.Linear(dim, 3 * dim)
-        self.local = nn.ModuleList(_lepe(self.num_heads, dim // num_heads) for _ in range(branches))
+        self.local = nn.ModuleList(_lepe(self.branch_heads, dim // num_heads) for _ in range(branches))
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
         """[B, N, C] -> [B, N, C]."""
+        branches = zip(self._branches(x, grid_size), self.local, strict=True)
+        return self.proj(torch.cat([self._attend(qkv, windows, local) for (qkv, windows), local in branches], dim=-1))
+
+    def weights(self, x: Tensor, grid_size: GridSize) -> Tensor:
+        """Explicit weights [B, num_heads, N, N], 0 outside a token's strip; LePE is not part of them."""
+        return self.rows(x, grid_size)(torch.arange(x.shape[1], device=x.device))
+
+    def rows(self, x: Tensor, grid_size: GridSize) -> RowReader:
+        """What reads single rows of `weights`: tokens [R] -> [B, num_heads, R, N]."""
+        readers = [windows.rows(self._rows_inside(qkv, windows)) for qkv, windows in self._branches(x, grid_size)]
+        return lambda tokens: torch.cat([read(tokens) for read in readers], dim=1)
+
+    def _branches(self, x: Tensor, grid_size: GridSize) -> list[tuple[Tensor, Windows]]:
+        """Of each branch: queries, keys and values [B, N, 3 H D], and its strips."""
         height, width = grid_size
         windows = [grid_size] if self.strip is None else [(height, self.strip), (self.strip, width)]
         parts = self.qkv(x).unflatten(-1, (3, len(windows), -1)).unbind(3)  # for each branch [B, N, 3, H D]
-        attended = [
-            self._attend(part.flatten(2), Windows(grid_size, window_size), local)
-            for part, window_size, local in zip(parts, windows, self.local, strict=True)
-        ]
-        return self.proj(torch.cat(attended, dim=-1))
+        return [(part.flatten(2), Windows(grid_size, size)) for part, size in zip(parts, windows, strict=True)]
 
     def _attend(self, qkv: Tensor, windows: Windows, local: nn.Module) -> Tensor:
         """Queries, keys and values [B, N, 3 H D] of a branch -> [B, N, H D]."""
-        heads = windows.split(qkv).unflatten(-1, (3, self.num_heads, -1))  # [B windows, n, 3, H, D]
-        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = self._heads(qkv, windows)
         key_mask = windows.key_mask(qkv.shape[0], qkv.device)
         out = ops.softmax_attention(q, k, v, key_mask=key_mask) + local(qkv, v, windows.window_size, key_mask)
         return windows.join(out.transpose(1, 2).flatten(2))
 
+    def _rows_inside(self, qkv: Tensor, windows: Windows) -> RowReader:
+        """What reads rows inside the strips of a branch: places [R] -> [B windows, H, R, n]."""
+        q, k, _ = self._heads(qkv, windows)
+        key_mask = windows.key_mask(qkv.shape[0], qkv.device)
+        return lambda places: ops.softmax_weights(q, k, key_mask=key_mask, rows=places)
+
+    def _heads(self, qkv: Tensor, windows: Windows) -> tuple[Tensor, ...]:
+        """Queries, keys and values [B, N, 3 H D] of a branch inside its strips, [B windows, H, n, D] each."""
+        heads = windows.split(qkv).unflatten(-1, (3, self.branch_heads, -1))  # [B windows, n, 3, H, D]
+        return heads.permute(2, 0, 3, 1, 4).unbind(0)
+
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads} in each branch, strip={self.strip}"
+        return f"num_heads={self.num_heads}, strip={self.strip}"
 
 
 def cswin_backbone(

@@ -27,11 +27,8 @@ class Layer:
     stage: int
     block: int
     attention: nn.Module
-
-    @property
-    def name(self) -> str:
-        """Counted from 1, as papers do."""
-        return f"stage {self.stage + 1}, block {self.block + 1}"
+    name: str
+    """Its place, counted from 1 as papers do."""
 
     @property
     def operator(self) -> str:
@@ -103,12 +100,23 @@ def find_backbone(model: nn.Module, name: str = "") -> Backbone:
 
 def attention_layers(model: nn.Module) -> list[Layer]:
     """The attentions of a backbone that can give their weights, in the order of the network."""
+    stages: list[Any] = list(find_backbone(model).stages)
+    # a flat network is a stage for each block, so that each can be had as a feature map
+    flat = all(stage.embed is None for stage in stages[1:])
     layers = [
-        Layer(stage, block, module.attn)
-        for stage, part in enumerate(find_backbone(model).stages)
-        for block, module in enumerate(cast(Any, part).blocks)
+        Layer(stage, block, module.attn, f"block {stage + 1}" if flat else f"stage {stage + 1}, block {block + 1}")
+        for stage, part in enumerate(stages)
+        for block, module in enumerate(part.blocks)
     ]
     return [layer for layer in layers if hasattr(layer.attention, "weights")]
+
+
+def one_of_each_stage(layers: Sequence[Layer], most: int = 4) -> list[Layer]:
+    """The first layer of each stage; of a flat network's many stages some, spread evenly."""
+    first = [next(one for one in layers if one.stage == stage) for stage in dict.fromkeys(one.stage for one in layers)]
+    if len(first) <= most:
+        return first
+    return [first[round(place * (len(first) - 1) / (most - 1))] for place in range(most)]
 
 
 def choose_layers(layers: Sequence[Layer], places: Sequence[int]) -> list[Layer]:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
+from softline.attention.multihead import RowReader
 from softline.backbones.backbone import (
     AttentionChoice,
     Backbone,
@@ -37,7 +38,7 @@ from softline.layers.blocks import PreNormBlock
 from softline.layers.embed import PatchEmbed
 from softline.layers.grid import GridSize, as_pair, pad_to_whole
 from softline.layers.windows import WindowedAttention
-from softline.ops.inputs import check_integer
+from softline.ops.inputs import check_integer, narrow, widen, without_autocast
 
 NORM_EPS = 1e-5
 
@@ -66,6 +67,8 @@ class PositionBiasAttention(nn.Module):
     window_size: side of the largest window; smaller ones use the offsets that they have.
     """
 
+    num_prefix_tokens = 0
+
     def __init__(self, dim: int, num_heads: int, window_size: int) -> None:
         super().__init__()
         if dim % num_heads:
@@ -82,12 +85,30 @@ class PositionBiasAttention(nn.Module):
         bias = self.bias(grid_size)[None]  # [1, H, N, N]
         if pair_mask is not None:
             bias = torch.where(pair_mask[:, None], bias, -torch.inf)  # [windows, H, N, N]
-        parts = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # [3, B windows, H, N, D]
         # windows beside heads, so that the bias is not repeated for every sample
-        q, k, v = parts.unflatten(1, (-1, bias.shape[0])).flatten(2, 3).unbind(0)  # [B, windows H, N, D]
+        q, k, v = self._project(x).unflatten(1, (-1, bias.shape[0])).flatten(2, 3).unbind(0)  # [B, windows H, N, D]
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.flatten(0, 1)[None].to(q.dtype))
         out = out.unflatten(1, (-1, self.num_heads)).flatten(0, 1)  # [B windows, H, N, D]
         return self.proj(out.transpose(1, 2).flatten(2))
+
+    def weights(self, x: Tensor, grid_size: GridSize, pair_mask: Tensor | None = None) -> Tensor:
+        """Explicit weights [B * windows, H, N, N]."""
+        return self.rows(x, grid_size, pair_mask)(torch.arange(x.shape[1], device=x.device))
+
+    def rows(self, x: Tensor, grid_size: GridSize, pair_mask: Tensor | None = None) -> RowReader:
+        """What reads single rows of `weights`: places in a window [R] -> [B * windows, H, R, N]."""
+        q, k, _ = self._project(x).unbind(0)
+        bias = self.bias(grid_size)
+
+        def read(places: Tensor) -> Tensor:
+            mask = None if pair_mask is None else pair_mask.index_select(1, places)
+            return _biased_weights(q.index_select(2, places), k, bias.index_select(1, places), mask)
+
+        return read
+
+    def _project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values [3, B * windows, H, N, D]."""
+        return self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
 
     def bias(self, grid_size: GridSize) -> Tensor:
         """The bias of all pairs of a window [H, N, N]."""
@@ -102,6 +123,19 @@ class PositionBiasAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, window_size={self.window_size}"
+
+
+@without_autocast
+def _biased_weights(q: Tensor, k: Tensor, bias: Tensor, pair_mask: Tensor | None) -> Tensor:
+    """softmax(D^-0.5 q k^T + bias), in float32 for half-precision inputs: [B * windows, H, R, N].
+
+    q: queries [B * windows, H, R, D]; k: keys [B * windows, H, N, D]; bias: [H, R, N]; pair_mask: [windows, R, N].
+    """
+    scores = q.shape[-1] ** -0.5 * widen(q) @ widen(k).mT + widen(bias)
+    if pair_mask is not None:
+        samples = scores.unflatten(0, (-1, pair_mask.shape[0]))  # [B, windows, H, R, N]
+        scores = samples.masked_fill(~pair_mask[:, None], -torch.inf).flatten(0, 1)
+    return narrow(scores.softmax(-1), q.dtype)
 
 
 def swin_backbone(

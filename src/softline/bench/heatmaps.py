@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from softline.backbones.backbone import Backbone
+from softline.backbones.inspection import Layer, attention_layers, check_index, look
 from softline.data import ImageSource
 from softline.data.images import to_mode
 from softline.engine.build import eval_image_transform
@@ -30,16 +29,21 @@ class HeatMap:
     """That the model gives to it."""
 
     def contrast(self) -> Tensor:
-        """Each weight's difference from the row's mean, divided by the largest difference: -1 to 1 [H, W].
+        """See `contrast`."""
+        return contrast(self.row)
 
-        The mean, not zero, is where it turns: rows that sum to one differ little from 1 / N, and SOFT's weights may be
-        negative. An even row is all zero.
-        """
-        difference = self.row - self.row.mean()
-        largest = difference.abs().max()
-        # what is left of an even row is rounding
-        even = largest <= 1e-6 * self.row.abs().max()
-        return torch.zeros_like(difference) if even else difference / largest
+
+def contrast(row: Tensor) -> Tensor:
+    """Each weight's difference from the row's mean, divided by the largest difference: -1 to 1 [H, W].
+
+    The mean, not zero, is where it turns: rows that sum to one differ little from 1 / N, and SOFT's weights may be
+    negative. An even row is all zero.
+    """
+    difference = row - row.mean()
+    largest = difference.abs().max()
+    # what is left of an even row is rounding
+    even = largest <= 1e-6 * row.abs().max()
+    return torch.zeros_like(difference) if even else difference / largest
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def compare_attention(checkpoints: Mapping[str, Path], source: ImageSource, *, c
     loaded = [source.load(index) for index in indices]
     transform = eval_image_transform(first.settings)
     images = torch.stack([transform(to_mode(image, first.settings["mode"], lambda: "image")) for image, _ in loaded])
-    grid_size = grid_of_stage(first.model, images)
+    grid_size = look(first.model, images[:1], find_layer(first.model, 0, 0))[0][0].grid_size
     queries = [brightest_token(image, grid_size) for image in images]
     maps = {name: attention_maps(one.model, images, queries) for name, one in trained.items()}
     mean, std = (torch.tensor(first.settings[key])[:, None, None] for key in ("mean", "std"))
@@ -107,58 +111,25 @@ def attention_maps(
     """
     if len(queries) != len(images):
         raise ValueError(f"queries must name one token for each of {len(images)} images, got {len(queries)}")
-    attention = find_attention(model, stage, block)
-    if model.training:
-        raise ValueError("heat maps need the model in eval mode: call model.eval() first")
-    x, grid_size, logits = capture_input(model, attention, images)
-    with torch.no_grad():
-        weights = attention.weights(x, grid_size)  # [B, heads, N, N]
-    _check_index("head", head, weights.shape[1])
-    prefix = attention.num_prefix_tokens
+    (given,), logits = look(model, images, find_layer(model, stage, block))
     chances = logits.softmax(-1)
     maps = []
     for index, (row, column) in enumerate(queries):
-        _check_index("query row", row, grid_size[0])
-        _check_index("query column", column, grid_size[1])
-        grid_row = weights[index, head, prefix + row * grid_size[1] + column, prefix:].unflatten(0, grid_size)
+        token = torch.tensor([given.token(row, column)])
+        with torch.no_grad():
+            rows = given.rows()(token)[index, :, 0]  # [heads, N]
+        check_index("head", head, len(rows))
         probability, predicted = chances[index].max(-1)
-        maps.append(HeatMap(grid_row.float(), (row, column), int(predicted), float(probability)))
+        maps.append(HeatMap(given.on_grid(rows[head]).float(), (row, column), int(predicted), float(probability)))
     return maps
 
 
-def find_attention(model: nn.Module, stage: int, block: int) -> Any:
-    """The attention of a block, which must be able to give its weights on the whole grid."""
-    if not isinstance(model, Backbone):
-        raise ValueError(f"heat maps need a backbone of softline, got {type(model).__name__}")
-    _check_index("stage", stage, len(model.stages))
-    blocks: Any = model.stages[stage].blocks
-    _check_index("block", block, len(blocks))
-    attention = blocks[block].attn
-    if not hasattr(attention, "weights"):
-        raise ValueError(f"{type(attention).__name__} of stage {stage} has no weights over the whole grid")
-    return attention
-
-
-def capture_input(model: nn.Module, attention: nn.Module, images: Tensor) -> tuple[Tensor, GridSize, Tensor]:
-    """The tokens [B, N, C] that the attention is given for these images, their grid, and the model's output."""
-    given: list[tuple[Tensor, GridSize]] = []
-
-    def remember(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        x, grid_size = arguments[:2]
-        given.append((x, grid_size))
-
-    hook = attention.register_forward_pre_hook(remember, with_kwargs=True)
-    try:
-        with torch.no_grad():
-            output = model(images)
-    finally:
-        hook.remove()
-    x, grid_size = given[0]
-    return x, grid_size, output
-
-
-def grid_of_stage(model: nn.Module, images: Tensor, *, stage: int = 0) -> GridSize:
-    return capture_input(model, find_attention(model, stage, 0), images[:1])[1]
+def find_layer(model: nn.Module, stage: int, block: int) -> list[Layer]:
+    """The attention of a block."""
+    layers = attention_layers(model)
+    check_index("stage", stage, layers[-1].stage + 1)
+    check_index("block", block, sum(layer.stage == stage for layer in layers))
+    return [layer for layer in layers if (layer.stage, layer.block) == (stage, block)]
 
 
 def brightest_token(image: Tensor, grid_size: GridSize) -> tuple[int, int]:
@@ -166,8 +137,3 @@ def brightest_token(image: Tensor, grid_size: GridSize) -> tuple[int, int]:
     patches = nn.functional.adaptive_avg_pool2d(image.mean(0, keepdim=True), grid_size)[0]  # [H, W]
     row, column = divmod(int(patches.argmax()), grid_size[1])
     return row, column
-
-
-def _check_index(name: str, index: int, count: int) -> None:
-    if not 0 <= index < count:
-        raise ValueError(f"{name} must be at least 0 and below {count}, got {index}")

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 import softline
-from softline.cli import bench, compare, convert, evaluate, lra, models, predict, quickstart, train
+from softline.cli import analyze, bench, compare, convert, evaluate, lra, models, predict, quickstart, train
 
-COMMANDS = (quickstart, train, evaluate, predict, compare, lra, bench, models, convert)
+COMMANDS = (quickstart, train, evaluate, predict, compare, lra, bench, analyze, models, convert)
 
 # packages of the extras, by the extra that brings them
 EXTRAS = {

@@ -118,14 +118,14 @@ def _open_directory(directory: Path) -> FolderImages:
     entries, others = [], 0
     for folder, subfolders, names in os.walk(directory, followlinks=True):
         subfolders.sort()
-        images = [name for name in names if _is_image(name)]
+        images = [name for name in names if is_image_name(name)]
         others += sum(not name.startswith(".") for name in names) - len(images)
         if not images and not subfolders and Path(folder) != directory:
-            raise ValueError(f"class folder {folder} holds no images ({_extensions()}): add some or delete it")
+            raise ValueError(f"class folder {folder} holds no images ({image_extensions()}): add some or delete it")
         below = Path(folder).relative_to(directory).parts
         entries += [Entry((*below, name)) for name in images]
     if others:
-        logger.warning("%d files in %s are no images (%s) and are not read", others, directory, _extensions())
+        logger.warning("%d files in %s are no images (%s) and are not read", others, directory, image_extensions())
     return FolderImages(str(directory), entries)
 
 
@@ -147,22 +147,22 @@ def _walk_tar(tar: tarfile.TarFile, start: int, folder: tuple[str, ...]) -> Iter
         if place.suffix == ".tar":
             with tarfile.open(fileobj=tar.extractfile(member), mode="r:") as inner:
                 yield from _walk_tar(inner, start + member.offset_data, (*parts[:-1], place.stem))
-        elif _is_image(place.name):
+        elif is_image_name(place.name):
             yield Entry(parts, start + member.offset_data, member.size)
 
 
 def _check_entries(root: str, entries: Sequence[Entry]) -> None:
     if not entries:
-        raise ValueError(f"{root} holds no images: expected {root}/<class>/<image> ({_extensions()})")
+        raise ValueError(f"{root} holds no images: expected {root}/<class>/<image> ({image_extensions()})")
     for entry in entries:
         if len(entry.parts) < 2:
             raise ValueError(f"{'/'.join((root, *entry.parts))} is out of place: expected {root}/<class>/<image>")
 
 
-def _is_image(name: str) -> bool:
+def is_image_name(name: str) -> bool:
     # macOS leaves ._name.jpg files, which are not images
     return not name.startswith(".") and is_img_extension(os.path.splitext(name)[1].lower())
 
 
-def _extensions() -> str:
+def image_extensions() -> str:
     return ", ".join(get_img_extensions())

@@ -1,6 +1,8 @@
 """Windows of a token grid, as Swin cuts them (https://arxiv.org/abs/2103.14030)."""
 
-from typing import Literal, get_args
+import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -47,8 +49,7 @@ class Windows:
         """The inverse of `split`, without the padding."""
         if self.is_one:
             return windows
-        counts = (self.padded_size[0] // self.window_size[0], self.padded_size[1] // self.window_size[1])
-        parts = windows.unflatten(0, (-1, *counts)).unflatten(-2, self.window_size)
+        parts = windows.unflatten(0, (-1, *self._counts)).unflatten(-2, self.window_size)
         maps = _without_gaps(parts.transpose(2, 3)).flatten(3, 4).flatten(1, 2)  # [B, padded height, padded width, C]
         if any(self.shift):
             maps = maps.roll(self.shift, dims=(1, 2))
@@ -74,6 +75,45 @@ class Windows:
         side = side.masked_fill(~self._real(device), 4)
         side = self._cut(side[None, ..., None])[..., 0]  # [windows, rows*columns]
         return side[:, :, None] == side[:, None, :]
+
+    def rows(self, inside: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """From rows of weights inside windows to rows over the grid.
+
+        inside: places in a window [r] -> their rows in all windows [B * windows, heads, r, n], n = rows*columns.
+        What is returned: tokens [R] -> their rows [B, heads, R, H*W], 0 outside a token's window. It calls ``inside``
+        with the places that the tokens have, each once, and itself costs O(R H W).
+        """
+        if self.is_one:
+            return inside
+
+        def read(tokens: Tensor) -> Tensor:
+            window, place = self._where(tokens.device)
+            own_window, own_place = window.index_select(0, tokens), place.index_select(0, tokens)
+            needed, order = own_place.unique(return_inverse=True)
+            found = inside(needed).unflatten(0, (-1, math.prod(self._counts)))  # [B, windows, heads, r, n]
+            found = found[:, own_window, :, order].movedim(0, 2)  # [B, heads, R, n]
+            return found.index_select(-1, place).masked_fill_(own_window[:, None] != window, 0)
+
+        return read
+
+    def weights(self, inside: Tensor) -> Tensor:
+        """From weights inside windows [B * windows, heads, n, n] to those of the grid [B, heads, H*W, H*W]."""
+        if self.is_one:
+            return inside
+        tokens = torch.arange(self.grid_size[0] * self.grid_size[1], device=inside.device)
+        return self.rows(lambda places: inside.index_select(-2, places))(tokens)
+
+    def _where(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The window of each token of the grid [H*W], and its place there [H*W]."""
+        length = self.window_size[0] * self.window_size[1]
+        slots = torch.arange(math.prod(self._counts) * length, device=device).reshape(-1, length, 1)
+        own_slots = self.join(slots).flatten()
+        return own_slots // length, own_slots % length
+
+    @property
+    def _counts(self) -> GridSize:
+        """How many windows there are down and across."""
+        return self.padded_size[0] // self.window_size[0], self.padded_size[1] // self.window_size[1]
 
     def _cut(self, maps: Tensor) -> Tensor:
         """[B, padded height, padded width, C] -> [B * windows, rows*columns, C]."""
@@ -108,25 +148,46 @@ def _without_gaps(x: Tensor) -> Tensor:
 class WindowedAttention(nn.Module):
     """An attention inside windows: ``(x [B, N, C], grid_size) -> [B, N, C]``.
 
-    attention: module ``(windows [B * windows, n, C], window_size, mask)``.
+    attention: module ``(windows [B * windows, n, C], window_size, mask)``, whose `weights` and `rows` take the same.
     window_size: rows and columns; a map that is not larger is one window.
     shifted: roll the map by half a window before it is cut, where it has several.
     mask: "tokens" hides padding by a key mask [B * windows, n]; "pairs" by a mask [windows, n, n] that also separates
         the two sides of the map which a shift brings together.
     """
 
+    num_prefix_tokens = 0
+
     def __init__(self, attention: nn.Module, window_size: int, *, shifted: bool, mask: WindowMask = "tokens") -> None:
         super().__init__()
         check_option("mask", mask, get_args(WindowMask))
-        self.attention = attention
+        self.attention: Any = attention
         self.window_size = window_size
         self.shift = window_size // 2 if shifted else 0
         self.mask = mask
 
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
+        windows, mask = self._windows(x, grid_size)
+        return windows.join(self.attention(windows.split(x), windows.window_size, mask))
+
+    def weights(self, x: Tensor, grid_size: GridSize) -> Tensor:
+        """Explicit weights [B, heads, N, N], 0 outside a token's window."""
+        windows, mask = self._windows(x, grid_size)
+        return windows.weights(self.attention.weights(windows.split(x), windows.window_size, mask))
+
+    def rows(self, x: Tensor, grid_size: GridSize) -> Callable[[Tensor], Tensor]:
+        """What reads single rows of `weights`: tokens [R] -> [B, heads, R, N]."""
+        windows, mask = self._windows(x, grid_size)
+        return windows.rows(self.attention.rows(windows.split(x), windows.window_size, mask))
+
+    @property
+    def num_heads(self) -> int:
+        return int(self.attention.num_heads)
+
+    def _windows(self, x: Tensor, grid_size: GridSize) -> tuple[Windows, Tensor | None]:
+        """The windows of x [B, N, C], and their mask."""
         windows = Windows(grid_size, (self.window_size, self.window_size), (self.shift, self.shift))
         mask = windows.key_mask(x.shape[0], x.device) if self.mask == "tokens" else windows.pair_mask(x.device)
-        return windows.join(self.attention(windows.split(x), windows.window_size, mask))
+        return windows, mask
 
     def extra_repr(self) -> str:
         return f"window_size={self.window_size}, shift={self.shift}, mask={self.mask}"

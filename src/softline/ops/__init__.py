@@ -11,11 +11,11 @@ from softline.ops.hydra import hydra_attention, hydra_factors, hydra_weights
 from softline.ops.inline import inline_attention, inline_factors, inline_weights
 from softline.ops.linear import FEATURE_MAPS, linear_attention, linear_factors, linear_weights
 from softline.ops.linformer import linformer_attention, linformer_factors, linformer_weights
-from softline.ops.newton import NewtonResult, newton_inverse
+from softline.ops.newton import NewtonResult, newton_inverse, newton_residuals
 from softline.ops.nystrom import nystrom_attention, nystrom_factors, nystrom_weights
 from softline.ops.performer import performer_attention, performer_factors, performer_features, performer_weights
 from softline.ops.reformer import reformer_attention, reformer_rotations, reformer_weights
-from softline.ops.soft import soft_attention, soft_factors, soft_residual, soft_weights
+from softline.ops.soft import soft_attention, soft_factors, soft_kernel, soft_residual, soft_weights
 from softline.ops.softmax import softmax_attention, softmax_weights
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "linformer_factors",
     "linformer_weights",
     "newton_inverse",
+    "newton_residuals",
     "nystrom_attention",
     "nystrom_factors",
     "nystrom_weights",
@@ -55,6 +56,7 @@ __all__ = [
     "reformer_weights",
     "soft_attention",
     "soft_factors",
+    "soft_kernel",
     "soft_residual",
     "soft_weights",
     "softmax_attention",

@@ -76,14 +76,10 @@ class _OneStepInverse(torch.autograd.Function):
     def forward(A: Tensor, iterations: int, start: NewtonStart) -> Tensor:
         # scaled to ||A||_1 = 1, which changes nothing but the range of the numbers
         norm = _one_norm(A)
-        A = A / norm
-        inverse = newton_alpha(A, start) * A
-        # batches of matrices [.., m, m] as one
-        shape = A.shape
-        inverse, negative = inverse.reshape(-1, *shape[-2:]), -A.reshape(-1, *shape[-2:])
+        inverse, negative = _begin(A / norm, start)
         for _ in range(iterations):
-            inverse = torch.baddbmm(inverse, inverse, torch.bmm(negative, inverse), beta=2)
-        return inverse.reshape(shape) / norm
+            inverse = _step(inverse, negative)
+        return inverse.reshape(A.shape) / norm
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -93,6 +89,36 @@ class _OneStepInverse(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
         (inverse,) = ctx.saved_tensors
         return -inverse.mT @ grad @ inverse.mT, None, None
+
+
+def _begin(A: Tensor, start: NewtonStart) -> tuple[Tensor, Tensor]:
+    """A_0 and -A, batches of matrices [..., m, m] as one [B, m, m]."""
+    inverse = newton_alpha(A, start) * A
+    return inverse.reshape(-1, *A.shape[-2:]), -A.reshape(-1, *A.shape[-2:])
+
+
+def _step(inverse: Tensor, negative: Tensor) -> Tensor:
+    """A_k = 2 A_{k-1} - A_{k-1} A A_{k-1}."""
+    return torch.baddbmm(inverse, inverse, torch.bmm(negative, inverse), beta=2)
+
+
+@without_autocast
+def newton_residuals(A: Tensor, *, iterations: int = 35, start: NewtonStart = "norm") -> Tensor:
+    """||A A_k A - A||_2 / ||A||_2 after k = 0, 1, ... steps [iterations + 1, ...]: Fig. 5 of SOFT.
+
+    The steps are those of `newton_inverse`, in the precision of A (float32 for half precision); how good they are is
+    measured in float64.
+    """
+    check_newton(iterations, start)
+    scaled = widen(A) / _one_norm(widen(A))
+    inverse, negative = _begin(scaled, start)
+    exact, residuals = -negative.double(), []
+    norm = torch.linalg.matrix_norm(exact, ord=2)
+    for step in range(iterations + 1):
+        inverse = _step(inverse, negative) if step else inverse
+        difference = exact @ inverse.double() @ exact - exact
+        residuals.append(divide(torch.linalg.matrix_norm(difference, ord=2), norm))
+    return torch.stack(residuals).reshape(-1, *A.shape[:-2])
 
 
 def _one_norm(A: Tensor) -> Tensor:

@@ -140,11 +140,20 @@ def soft_residual(
     landmark_mask: Tensor | None = None,
 ) -> Tensor:
     """How well Newton inverts the kernel A of landmarks [B, H, m, D]: ||A X A - A|| / ||A|| for each head [B, H]."""
+    A = soft_kernel(landmarks, scale=scale, ridge=ridge, landmark_mask=landmark_mask)
+    return newton_inverse(A, iterations=iterations, start=start).residual
+
+
+@without_autocast
+def soft_kernel(
+    landmarks: Tensor, *, scale: float | None = None, ridge: float = 0.0, landmark_mask: Tensor | None = None
+) -> Tensor:
+    """What SOFT inverts: A + ridge I [B, H, m, m] of landmarks [B, H, m, D], in float32 for half precision."""
     check_tensor("landmarks", landmarks)
     check_mask("landmark_mask", landmark_mask, landmarks.shape[0], landmarks.shape[2], landmarks.device)
-    check_inverse("newton", iterations, start, ridge)
+    check_number("ridge", ridge, 0)
     A = _landmark_kernel(prepare(landmarks, landmark_mask), _scale(landmarks, scale), landmark_mask)
-    return newton_inverse(_add_ridge(A, ridge), iterations=iterations, start=start).residual
+    return _add_ridge(A, ridge)
 
 
 def _kernels(

@@ -1,0 +1,86 @@
+"""What attention costs over the number of tokens: multiply-adds and peak memory of one layer, counted, not timed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from softline.analysis.figures import log_ticks, new_axes, tidy
+from softline.bench.cases import LayerCase, Setting, check_attentions, prepare
+from softline.bench.cost import count_macs, peak_bytes
+from softline.bench.figure import LABELS, comparison_colors
+from softline.bench.growth import growth_exponent
+
+PANELS: tuple[tuple[str, str, float], ...] = (
+    ("macs", "multiply-adds [millions]", 1e6),
+    ("peak_bytes", "peak memory [MiB]", 2**20),
+)
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    attention: str
+    tokens: int
+    macs: int
+    peak_bytes: int
+    """Most bytes of tensors in a forward pass, beyond weights and input."""
+
+
+def layer_costs(
+    attentions: Sequence[str],
+    sides: Sequence[int],
+    *,
+    dim: int = 64,
+    num_heads: int = 2,
+    progress: Callable[[str, int], None] = lambda *_: None,
+) -> list[LayerCost]:
+    """Of each attention with its projections on square grids of ``sides`` tokens."""
+    check_attentions(attentions)
+    costs = []
+    for name in attentions:
+        case = LayerCase(name, dim=dim, num_heads=num_heads, patch_size=1)
+        for side in sides:
+            progress(name, side)
+            run = prepare(case, side, "infer", Setting()).eager
+            run()
+            costs.append(LayerCost(name, case.tokens(side), count_macs(run), peak_bytes(run)))
+    return costs
+
+
+def cost_exponents(costs: Sequence[LayerCost]) -> dict[str, dict[str, float | None]]:
+    """p of cost ~ N^p, by attention, of multiply-adds and memory."""
+    return {
+        name: {
+            key: _exponent([(one.tokens, getattr(one, key)) for one in costs if one.attention == name])
+            for key, _, _ in PANELS
+        }
+        for name in dict.fromkeys(one.attention for one in costs)
+    }
+
+
+def _exponent(points: Sequence[tuple[int, int]]) -> float | None:
+    """Over the two largest sizes: small ones are mostly projections."""
+    if len(points) < 2:
+        return None
+    return growth_exponent(*zip(*sorted(points)[-2:], strict=True))
+
+
+def plot_layer_costs(costs: Sequence[LayerCost]) -> Any:
+    """Two panels on logarithmic axes, the legend with the exponents."""
+    exponents = cost_exponents(costs)
+    colors = comparison_colors(list(exponents))
+    figure, axes = new_axes(1, 2, figsize=(13, 4.8))
+    for axis, (key, title, unit) in zip(axes[0], PANELS, strict=True):
+        largest = {name: max(getattr(one, key) for one in costs if one.attention == name) for name in exponents}
+        for name in sorted(exponents, key=lambda name: -largest[name]):
+            mine = [one for one in costs if one.attention == name]
+            power = exponents[name][key]
+            label = LABELS.get(name, name) + ("" if power is None else f": $N^{{{power:.2f}}}$")
+            points = [(one.tokens, getattr(one, key) / unit) for one in mine]
+            axis.plot(*zip(*points, strict=True), "o-", color=colors[name], linewidth=2, markersize=4.5, label=label)
+        log_ticks(axis, sorted({one.tokens for one in costs}))
+        tidy(axis)
+        axis.yaxis.set_major_formatter("{x:,g}")
+        axis.set_xlabel("tokens N")
+        axis.set_title(title, loc="left", fontsize=11)
+        axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure

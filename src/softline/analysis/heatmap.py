@@ -1,0 +1,190 @@
+"""Where models look: rows of the attention weights on the image (Figs. 4 and 7 of SOFT, Fig. 4 of InLine).
+
+Also attention rollout (Abnar and Zuidema, https://arxiv.org/abs/2005.00928): how much the tokens that the classifier
+reads depend on each patch, when half of every block's output is its input and half what its attention, the mean of the
+heads, gathers. Weights may be negative here and rows need not sum to 1: their sizes are taken, each row divided by its
+sum. Between the stages of a pyramid a token is the mean of those that it covers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softline.analysis.figures import new_axes
+from softline.analysis.subjects import Picture, Subject
+from softline.backbones.backbone import Backbone
+from softline.backbones.inspection import Layer, LayerInput, check_index, find_backbone
+from softline.bench.heatmaps import contrast
+from softline.bench.report_figures import COOL, WARM
+from softline.layers.grid import GridSize
+from softline.ops.inputs import divide
+
+__all__ = ["HeatMap", "contrast", "heat_maps", "plot_heat_maps", "query_map", "rollout"]
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """One map of one picture."""
+
+    subject: str
+    picture: str
+    column: str
+    """What it shows: the layer and head, or the rollout."""
+    query: tuple[int, int] | None
+    """Row and column in the grid; None for the rollout."""
+    grid_size: GridSize
+    values: Tensor
+    """[height, width]"""
+
+    def to_dict(self) -> dict[str, Any]:
+        listed = [[float(f"{value:.5g}") for value in row] for row in self.values.tolist()]
+        return {**{k: v for k, v in vars(self).items() if k != "values"}, "values": listed}
+
+
+def heat_maps(
+    subject: Subject,
+    picture: Picture,
+    query: tuple[float, float],
+    layers: Sequence[Layer],
+    heads: Sequence[int | None],
+    *,
+    size: int | None = None,
+    with_rollout: bool = False,
+) -> tuple[Tensor, list[HeatMap]]:
+    """The picture as the subject sees it, in 0 to 1 [C, H, W]; and a map for each layer and head.
+
+    query: (x, y), each from 0 (left, top) to 1.
+    heads: from 0; None is the mean of all.
+    """
+    image = subject.prepare(picture.image, size)
+    seen, _ = subject.look(image[None])
+    chosen = [given for given in seen if given.layer in layers]
+    maps = []
+    for given in chosen:
+        row, column = cell_at(query, given.grid_size)
+        for head in heads:
+            values = query_map(given, given.token(row, column), head=head)
+            name = f"{given.layer.name}, {'mean of heads' if head is None else f'head {head + 1}'}"
+            maps.append(HeatMap(subject.name, picture.name, name, (row, column), given.grid_size, values))
+    if with_rollout:
+        values = rollout(find_backbone(subject.model), seen)[0]
+        grid_size = (values.shape[0], values.shape[1])
+        maps.append(HeatMap(subject.name, picture.name, "rollout", None, grid_size, values))
+    return subject.shown(image), maps
+
+
+def cell_at(query: tuple[float, float], grid_size: GridSize) -> tuple[int, int]:
+    """Row and column of the token at (x, y), each from 0 to 1."""
+    x, y = query
+    if not (0 <= x <= 1 and 0 <= y <= 1):
+        raise ValueError(f"a query is X,Y from 0 (left, top) to 1 (right, bottom), got {x:g},{y:g}")
+    height, width = grid_size
+    return min(int(y * height), height - 1), min(int(x * width), width - 1)
+
+
+@torch.no_grad()
+def query_map(given: LayerInput, token: int, *, sample: int = 0, head: int | None = None) -> Tensor:
+    """How much a token takes from each of the grid's [height, width]: of one head, or the mean of all for None."""
+    row = given.rows()(torch.tensor([token], device=given.x.device))[sample, :, 0]  # [heads, N]
+    if head is not None:
+        check_index("head", head, len(row))
+    return given.on_grid(row.mean(0) if head is None else row[head]).float().cpu()
+
+
+@torch.no_grad()
+def rollout(backbone: Backbone, seen: Sequence[LayerInput]) -> Tensor:
+    """How much what the classifier reads depends on each token of the first stage: [B, height, width], sums of 1.
+
+    seen: the inputs of all blocks' attentions, in order.
+    """
+    blocks = sum(len(stage.blocks) for stage in backbone._stages())
+    if len(seen) != blocks:
+        raise ValueError(
+            f"rollout needs the weights of all {blocks} blocks, and {blocks - len(seen)} cannot give theirs"
+        )
+    last = seen[-1]
+    share = last.x.new_zeros(len(last.x), last.tokens, dtype=torch.float32)
+    # the classifier's token, or the mean of the grid's
+    first = last.layer.prefix if backbone.global_pool != "token" else 0
+    final = last.tokens if backbone.global_pool != "token" else 1
+    share[:, first:final] = 1 / (final - first)
+    for position in range(len(seen) - 1, -1, -1):
+        given = seen[position]
+        share = (share + _through(given, share)) / 2
+        before = seen[position - 1] if position else None
+        if before is None:
+            break
+        if before.grid_size != given.grid_size or before.layer.prefix != given.layer.prefix:
+            share = _to_finer(share, given, before)
+    grid = given.on_grid(share)
+    return divide(grid, grid.sum((1, 2), keepdim=True)).cpu()
+
+
+def _through(given: LayerInput, share: Tensor) -> Tensor:
+    """Shares of the tokens after attention [B, N] -> of those before it."""
+    gathered = torch.zeros_like(share)
+    for tokens, rows in given.row_blocks():
+        sizes = rows.float().mean(1).abs()  # [B, R, N]
+        sizes = divide(sizes, sizes.sum(-1, keepdim=True))
+        gathered += (share[:, tokens, None].mT @ sizes)[:, 0]
+    return gathered
+
+
+def _to_finer(share: Tensor, given: LayerInput, before: LayerInput) -> Tensor:
+    """From the tokens of a stage to those of the one before, where each covers several; class tokens begin here."""
+    grid = given.on_grid(share)[:, None]
+    finer = F.interpolate(grid, before.grid_size, mode="nearest")
+    finer = finer * divide(grid.sum((1, 2, 3)), finer.sum((1, 2, 3)))[:, None, None, None]
+    return F.pad(finer.flatten(1), (before.layer.prefix, 0))
+
+
+# the figure
+
+
+def plot_heat_maps(rows: Sequence[tuple[Tensor, list[HeatMap]]]) -> Any:
+    """A line of panels for each image and model: the image with the query marked, then a map for each column."""
+    columns = list(dict.fromkeys(one.column for _, maps in rows for one in maps))
+    figure, axes = new_axes(len(rows), len(columns) + 1, figsize=(1.9 * (len(columns) + 1), 1.95 * len(rows) + 0.4))
+    for line, (image, maps) in zip(axes, rows, strict=True):
+        for axis in line:
+            axis.set_axis_off()
+        _draw(line[0], image, None)
+        line[0].text(-0.04, 0.5, maps[0].subject, rotation=90, ha="right", va="center", transform=line[0].transAxes)
+        for one in maps:
+            _draw(line[1 + columns.index(one.column)], image, one)
+        _mark(line[0], image, next((one for one in maps if one.query is not None), None))
+    for axis, title in zip(axes[0], ["image and query", *columns], strict=True):
+        axis.set_title(title.replace(", ", "\n", 2), fontsize=9)
+    return figure
+
+
+def _draw(axis: Any, image: Tensor, one: HeatMap | None) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    height, width = image.shape[-2:]
+    extent = (0, width, height, 0)
+    # under a map grey, and lighter, so that colours show on a dark ground
+    shown = image.mean(0) * 0.7 + 0.3 if one is not None else image.permute(1, 2, 0).squeeze(-1)
+    axis.imshow(shown.numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
+    if one is None:
+        return
+    cool, warm = (tuple(level / 255 for level in color) for color in (COOL, WARM))
+    colors = LinearSegmentedColormap.from_list("contrast", [cool, (*cool, 0.0), (*warm, 0.0), warm])
+    axis.imshow(contrast(one.values).numpy(), cmap=colors, vmin=-1, vmax=1, alpha=0.85, extent=extent)
+    _mark(axis, image, one)
+
+
+def _mark(axis: Any, image: Tensor, one: HeatMap | None) -> None:
+    """The query's patch."""
+    from matplotlib.patches import Rectangle
+
+    if one is None or one.query is None:
+        return
+    height, width = image.shape[-2] / one.grid_size[0], image.shape[-1] / one.grid_size[1]
+    corner = (one.query[1] * width, one.query[0] * height)
+    for color, line in (("black", 2.2), ("white", 1.0)):
+        axis.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=color, linewidth=line))

@@ -1,0 +1,261 @@
+"""How local attention is: Fig. 3 and Table 2 of the InLine paper.
+
+The local mass of a query is the share of its weights that lies on the 3 x 3 tokens around it, itself included:
+sum of |w| there over the sum of all |w|, which for softmax is the paper's sum of attention scores. Queries are the
+tokens of the grid; chance is the share of tokens that lie there, the mean over the same queries.
+
+Table 2 hides keys from every query: the tokens of a window around it, or as many others at random. What weights remain
+are normalised as the attention does it: InLine by subtraction, attentions whose rows sum to 1 by division, the others
+not at all.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softline.analysis.figures import new_axes, tidy
+from softline.analysis.subjects import Picture, Subject, source_pictures
+from softline.attention.multihead import MultiHeadAttention
+from softline.backbones.inspection import Layer, LayerInput
+from softline.bench.figure import comparison_colors
+from softline.data import ImageSource
+from softline.layers.grid import GridSize
+from softline.ops.inputs import divide
+
+# attentions whose rows sum to 1 because they are divided by their sum
+DIVIDED = ("softmax", "linear", "performer", "linformer", "reformer", "efficient", "focused", "nystrom")
+SIDE = 3
+
+
+@dataclass(frozen=True)
+class LayerMass:
+    """Of one layer, the mean over queries, heads and images."""
+
+    layer: str
+    operator: str
+    grid_size: GridSize
+    mass: float
+    chance: float
+
+
+def local_masses(
+    subject: Subject, pictures: Sequence[Picture], *, size: int | None = None, side: int = SIDE
+) -> list[LayerMass]:
+    """Of every layer whose grid is larger than the window of ``side`` x ``side`` tokens."""
+    found: dict[int, list[float]] = {}
+    given: dict[int, LayerInput] = {}
+    for picture in pictures:
+        seen, _ = subject.look(subject.prepare(picture.image, size)[None])
+        for place, one in enumerate(seen):
+            if is_larger(one.grid_size, side):
+                found.setdefault(place, []).append(float(local_mass(one, side=side).mean()))
+                given[place] = one
+    if not found:
+        raise ValueError(
+            f"{subject.name} has no layer whose grid is larger than {side} x {side} tokens; larger images have"
+        )
+    return [
+        LayerMass(
+            given[place].layer.name,
+            given[place].layer.operator,
+            given[place].grid_size,
+            sum(masses) / len(masses),
+            chance(given[place], side=side),
+        )
+        for place, masses in found.items()
+    ]
+
+
+def is_larger(grid_size: GridSize, side: int) -> bool:
+    """Whether no window of ``side`` x ``side`` tokens covers the grid."""
+    return max(grid_size) > side
+
+
+@torch.no_grad()
+def local_mass(given: LayerInput, *, side: int = SIDE) -> Tensor:
+    """The share of the weights on the window around the query, the mean over the grid's queries [B, heads]."""
+    prefix, shares = given.layer.prefix, []
+    near = _neighbours(given.grid_size, side, given.x.device)
+    for tokens, rows in given.row_blocks():
+        on_grid = tokens >= prefix
+        sizes = rows[:, :, on_grid].abs().float()
+        inside = sizes[..., prefix:].mul(near(tokens[on_grid] - prefix)).sum(-1)
+        shares.append(divide(inside, sizes.sum(-1)))
+    return torch.cat(shares, -1).mean(-1)
+
+
+def chance(given: LayerInput, *, side: int = SIDE) -> float:
+    """The local mass of even weights."""
+    count = given.grid_size[0] * given.grid_size[1]
+    near = _neighbours(given.grid_size, side, given.x.device)(torch.arange(count, device=given.x.device))
+    return float(near.float().sum(-1).mean()) / given.tokens
+
+
+def _neighbours(grid_size: GridSize, side: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """What tells which tokens of the grid lie in the windows around tokens [R]: bool [R, height * width]."""
+    if side < 1 or side % 2 == 0:
+        raise ValueError(f"the side of a window must be odd, got {side}")
+    place = torch.arange(grid_size[0] * grid_size[1], device=device)
+    row, column = place // grid_size[1], place % grid_size[1]
+
+    def near(tokens: Tensor) -> Tensor:
+        rows_apart = (row[tokens][:, None] - row).abs()
+        columns_apart = (column[tokens][:, None] - column).abs()
+        return (rows_apart <= side // 2) & (columns_apart <= side // 2)
+
+    return near
+
+
+# Table 2
+
+
+@dataclass(frozen=True)
+class MaskedAccuracy:
+    """Top-1 of 0 to 1 with some keys hidden in some layers."""
+
+    keys: str
+    """Which are hidden."""
+    top1: float
+    layers: list[str]
+    """Where: those whose grid is larger than the window."""
+
+
+def masked_accuracies(
+    subject: Subject,
+    source: ImageSource,
+    *,
+    count: int = 500,
+    sides: Sequence[int] = (3, 5, 7),
+    seed: int = 0,
+    size: int | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[MaskedAccuracy]:
+    """Accuracy on ``count`` images as the model is, and with local or random keys hidden from every query."""
+    if not subject.classes:
+        raise ValueError(f"{subject.name} is no trained classifier: there is no accuracy to lose")
+    images, labels = _labelled(subject, source, count, size)
+    seen, _ = subject.look(images[:1])
+    results = [MaskedAccuracy("none", _top1(subject, images, labels), [])]
+    for side in sides:
+        layers = [one.layer for one in seen if is_larger(one.grid_size, side)]
+        for kind in ("local", "random") if layers else ():
+            name = f"{kind} {side}x{side}" if kind == "local" else f"random, as many as {side}x{side}"
+            progress(name)
+            generator = torch.Generator().manual_seed(seed)
+            with hidden_keys(layers, side=side, random=generator if kind == "random" else None):
+                results.append(MaskedAccuracy(name, _top1(subject, images, labels), [layer.name for layer in layers]))
+    return results
+
+
+@contextmanager
+def hidden_keys(layers: Sequence[Layer], *, side: int, random: torch.Generator | None = None) -> Iterator[None]:
+    """Hide the keys of the window around every query, or as many of the grid's at random, from these layers."""
+    for layer in layers:
+        if not isinstance(layer.attention, MultiHeadAttention):
+            raise ValueError(
+                f"{layer.name} ({layer.operator}) mixes its values inside windows: its keys cannot be hidden"
+            )
+    for layer in layers:
+        # in the instance, where it hides the class's
+        layer.attention.forward = _without_keys(layer, side, random)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.attention.forward
+
+
+def _without_keys(layer: Layer, side: int, random: torch.Generator | None) -> Callable[..., Tensor]:
+    attention: Any = layer.attention
+
+    def forward(x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None, **options: Any) -> Tensor:
+        weights = attention.weights(x, grid_size, key_mask)
+        hidden = _hidden(grid_size, layer.prefix, side, random, x.device)
+        kept = leave_out(weights, hidden, layer.operator)
+        mixed: Tensor = attention.mix(kept, x, grid_size, key_mask, **options)
+        return mixed
+
+    return forward
+
+
+def _hidden(
+    grid_size: GridSize, prefix: int, side: int, random: torch.Generator | None, device: torch.device
+) -> Tensor:
+    """True where a query of the grid may not see a key of it: [N, N]."""
+    count = grid_size[0] * grid_size[1]
+    hidden = _neighbours(grid_size, side, device)(torch.arange(count, device=device))
+    if random is not None:
+        # the lowest of random numbers, as many as the window has
+        turn = torch.rand(count, count, generator=random).to(device).argsort(-1).argsort(-1)
+        hidden = turn < hidden.sum(-1, keepdim=True)
+    return nn.functional.pad(hidden, (prefix, 0, prefix, 0), value=False)
+
+
+def leave_out(weights: Tensor, hidden: Tensor, operator: str) -> Tensor:
+    """Weights [B, heads, N, N] without those ``hidden`` [N, N], normalised as the attention normalises."""
+    kept = weights.masked_fill(hidden, 0)
+    if operator in DIVIDED:
+        return divide(kept, kept.sum(-1, keepdim=True))
+    if operator == "inline":
+        number = (~hidden).sum(-1, keepdim=True)
+        return (kept - (kept.sum(-1, keepdim=True) - 1) / number).masked_fill(hidden, 0)
+    return kept
+
+
+def _labelled(subject: Subject, source: ImageSource, count: int, size: int | None) -> tuple[Tensor, Tensor]:
+    if source.classes and source.classes != subject.classes:
+        raise ValueError(f"the images' classes are not those that {subject.name} was trained for, in their order")
+    pictures = source_pictures(source, count)
+    images = torch.stack([subject.prepare(picture.image, size) for picture in pictures])
+    return images, torch.tensor([picture.label for picture in pictures])
+
+
+@torch.no_grad()
+def _top1(subject: Subject, images: Tensor, labels: Tensor, *, batch_size: int = 50) -> float:
+    right = sum(
+        int((subject.model(batch).argmax(-1) == truth).sum())
+        for batch, truth in zip(images.split(batch_size), labels.split(batch_size), strict=True)
+    )
+    return right / len(labels)
+
+
+# the figure
+
+
+def plot_locality(masses: dict[str, list[LayerMass]], accuracies: dict[str, list[MaskedAccuracy]]) -> Any:
+    """The local mass of each layer against chance; and the accuracy lost with keys hidden, if there is any."""
+    colors = comparison_colors(list(masses))
+    figure, axes = new_axes(1, 2 if accuracies else 1, figsize=(11.5 if accuracies else 6.4, 4.2))
+    axis = axes[0][0]
+    layers = max(masses.values(), key=len)
+    for name, found in masses.items():
+        shares = [one.mass / one.chance for one in found]
+        axis.plot(range(len(found)), shares, "o-", color=colors[name], linewidth=2, label=name)
+    axis.axhline(1, linestyle=":", color="black", linewidth=1.5, label="chance")
+    axis.set_xticks(
+        range(len(layers)), [f"{one.layer}\n{one.grid_size[0]}x{one.grid_size[1]}" for one in layers], fontsize=8
+    )
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("times chance")
+    axis.set_title("weights on the 3 x 3 tokens around the query", loc="left", fontsize=11)
+    axis.legend(frameon=False, fontsize=9)
+    tidy(axis)
+    if accuracies:
+        _plot_accuracies(axes[0][1], accuracies, colors)
+    return figure
+
+
+def _plot_accuracies(axis: Any, accuracies: dict[str, list[MaskedAccuracy]], colors: dict[str, str]) -> None:
+    keys = [one.keys for one in next(iter(accuracies.values()))]
+    width = 0.8 / len(accuracies)
+    for place, (name, found) in enumerate(accuracies.items()):
+        where = [index - 0.4 + (place + 0.5) * width for index in range(len(found))]
+        bars = axis.bar(where, [100 * one.top1 for one in found], width * 0.92, color=colors[name], label=name)
+        axis.bar_label(bars, fmt="%.0f", fontsize=8)
+    axis.set_xticks(range(len(keys)), [key.replace(", ", ",\n") for key in keys], fontsize=8)
+    axis.set_title("top-1 [%] with keys hidden from every query", loc="left", fontsize=11)
+    tidy(axis)

@@ -1,0 +1,1 @@
+"""The explorer: a page in the browser that shows what two models look at, side by side."""

@@ -1,0 +1,98 @@
+"""Numbers of the page, as HTML."""
+
+from collections.abc import Sequence
+from html import escape
+
+from softline.explorer.view import USUAL_SIZE, Answer, Details
+
+LEGEND = '<div class="legend"><span>takes less than average</span><i></i><span>takes more</span></div>'
+
+
+def answer_table(answer: Answer) -> str:
+    """What the map shows, and what is quickly known about it."""
+    height, width = answer.grid_size
+    rows = [("Patches of this layer", f"{width} x {height}" + _class_token(answer))]
+    if answer.residual is not None:
+        rows.append(("Newton residual", f"{answer.residual:.1e}"))
+    if answer.mass is None:
+        rows.append(("Weight on the 3 x 3 patches around it", "all: there are no others"))
+    else:
+        rows.append(("Weight on the 3 x 3 patches around it", _against_chance(answer.mass, answer.chance)))
+    rows.append(("Predicted", _predicted(answer)))
+    return _table(rows)
+
+
+def details_table(details: Details | None) -> str:
+    """What takes longer; lines without numbers while they are being found."""
+    names = ("The same, mean over this layer", "Time for one image", "Multiply-adds for one image")
+    if details is None:
+        return _table([(name, "...") for name in names])
+    mass = (
+        "not for so many or so few patches" if details.mass is None else _against_chance(details.mass, details.chance)
+    )
+    runs = "one run" if details.time.runs == 1 else f"median of {details.time.runs} runs"
+    seconds = f"{1000 * details.time.seconds:,.0f} ms <small>whole model, {runs}</small>"
+    return _table(list(zip(names, (mass, seconds, _billions(details.macs)), strict=True)))
+
+
+def message(text: str) -> str:
+    """Why there is nothing to show."""
+    return f'<p class="message" role="alert">{escape(text)}</p>'
+
+
+def cost_line(size: int, sides: Sequence[tuple[str, Details]]) -> str:
+    """Multiply-adds at this size, and against 224 where it is another.
+
+    sides: names and details.
+    """
+    if not sides:
+        return ""
+    largest = max(details.macs for _, details in sides)
+    bars = "".join(
+        f'<div class="bar {name.lower()}"><b>{name}</b><i style="width:{max(50 * details.macs / largest, 1):.1f}%"></i>'
+        f"<span>{_billions(details.macs)}{_growth(size, details)}</span></div>"
+        for name, details in sides
+    )
+    pixels = (
+        "" if size == USUAL_SIZE else f", {_times(size**2 / USUAL_SIZE**2)} the pixels of {USUAL_SIZE} x {USUAL_SIZE}"
+    )
+    return f'<div class="cost"><p>Multiply-adds at {size} x {size}{pixels}:</p>{bars}</div>'
+
+
+def _growth(size: int, details: Details) -> str:
+    return "" if size == USUAL_SIZE else f" <small>{_times(details.macs / details.usual_macs)}</small>"
+
+
+def _billions(macs: int) -> str:
+    return f"{macs / 1e9:,.2f} billion" if macs < 1e10 else f"{macs / 1e9:,.0f} billion"
+
+
+def _times(value: float) -> str:
+    return f"{value:.2g}x" if value < 10 else f"{value:,.0f}x"
+
+
+def _class_token(answer: Answer) -> str:
+    height, width = answer.grid_size
+    return " and a class token" if answer.tokens > height * width else ""
+
+
+def _against_chance(mass: float, chance: float) -> str:
+    return f"{_percent(mass)} <small>by chance {_percent(chance)}</small>"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %" if part >= 0.01 else f"{100 * part:.2g} %"
+
+
+def _predicted(answer: Answer) -> str:
+    if not answer.trained:
+        return "nothing: this model is untrained, its weights are random"
+    if not answer.predictions:
+        return "nothing: this model names no classes"
+    listed = ", ".join(f"{escape(name)} {100 * probability:.0f} %" for name, probability in answer.predictions)
+    return f"{listed} <small>trained at {answer.trained_size} x {answer.trained_size}</small>"
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    lines = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows)
+    return f'<table class="facts">{lines}</table>'

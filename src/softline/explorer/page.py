@@ -1,0 +1,343 @@
+"""The page: gradio's components, wired to what `softline.explorer.view` computes.
+
+Values reach the functions as the browser sends them (``preprocess=False``): whatever is wrong with one is found and
+said here, not in gradio.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from softline.data.photographs import PHOTOGRAPHS, open_photograph
+from softline.explorer import facts
+from softline.explorer.catalog import OWN
+from softline.explorer.drawing import SIDE, draw_photograph
+from softline.explorer.uploads import FORMATS, MAX_BYTES, MAX_PIXELS, RefusedImageError, read_upload
+from softline.explorer.view import LEAST_SIZE, MOST_SIZE, USUAL_SIZE, Answer, Asked, Explorer, Photo, square_photo
+
+BLUE = gr.themes.Color(
+    name="softline",
+    c50="#eef7fb",
+    c100="#d5ebf4",
+    c200="#a9d6e8",
+    c300="#74bdd9",
+    c400="#3d9dc2",
+    c500="#0b6e99",
+    c600="#0a658d",
+    c700="#08557a",
+    c800="#084866",
+    c900="#083c55",
+    c950="#052838",
+)
+MEAN = "mean of all"
+# eyes of the cat, rim of the cup
+FIRST_QUERY = (0.42, 0.36)
+SIZE_STEP = 4
+# what a session's uploads may hold in memory ends with it
+SESSION_SECONDS = 3600
+# one at a time: two would share the cores
+QUEUE = "explorer"
+INTRODUCTION = (
+    "<h1>What does a patch look at?</h1>"
+    "<p>Click a point of the photograph, or of a map. Each map shows how much the model takes from every other patch "
+    "of the image to describe the one you clicked, in one layer of its attention.</p>"
+)
+LIMITS = (
+    f"At most {MAX_BYTES / 1e6:.0f} MB and {MAX_PIXELS / 1e6:.0f} million pixels; {', '.join(FORMATS)}. "
+    "Models see the square in its middle. It stays on this computer."
+)
+
+
+@dataclass(frozen=True)
+class Side:
+    """The components of A or B."""
+
+    name: str
+    model: gr.Dropdown
+    attention: gr.Dropdown
+    layer: gr.Dropdown
+    head: gr.Dropdown
+    picture: gr.Image
+    answer: gr.HTML
+    details: gr.HTML
+
+    @property
+    def asked(self) -> list[Any]:
+        return [self.model, self.attention, self.layer, self.head]
+
+    @property
+    def shown(self) -> list[Any]:
+        return [self.attention, self.layer, self.head, self.picture, self.answer, self.details]
+
+
+class Page:
+    """Functions of the page: from values of the browser to updates of components.
+
+    folder: where gradio puts uploads.
+    """
+
+    def __init__(self, explorer: Explorer, folder: Path) -> None:
+        self.explorer, self.folder = explorer, folder.resolve()
+        self.photos = {name: square_photo(name, open_photograph(name)) for name in PHOTOGRAPHS}
+
+    def default_models(self) -> tuple[str, str]:
+        """The first two checkpoints; with fewer, two fresh models that differ."""
+        labels = [label for label, choice in self.explorer.choices.items() if choice.trained]
+        fresh = [label for label, choice in self.explorer.choices.items() if not choice.trained]
+        usual = [label for name in ("softpp_tiny", "inline_pvt_tiny") for label in fresh if label.startswith(name)]
+        first, second = [*labels, *usual][:2]
+        return first, second
+
+    def photo(self, name: Any, uploaded: Photo | None) -> Photo:
+        if uploaded is not None and name == uploaded.name:
+            return uploaded
+        if not isinstance(name, str) or name not in self.photos:
+            raise ValueError(f"there is no photograph {name!r}: choose another, or upload one")
+        return self.photos[name]
+
+    def show_side(self, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any) -> list[Any]:
+        """Updates of `Side.shown`; instead of a map the reason why there is none."""
+        try:
+            photo = self.photo(name, uploaded)
+            answer = self.explorer.answer(read_asked(*asked), photo, read_size(size), query)
+        except (ValueError, OSError) as error:
+            return [gr.skip(), gr.skip(), gr.skip(), None, facts.message(str(error)), ""]
+        return [*_selectors(answer), answer.picture, facts.answer_table(answer), facts.details_table(None)]
+
+    def show(self, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any) -> list[Any]:
+        """Updates of the photograph and of both sides."""
+        try:
+            picture: Any = draw_photograph(self.photo(name, uploaded).image, query)
+        except ValueError as error:
+            gr.Warning(escape(str(error)))
+            picture = gr.skip()
+        half = len(asked) // 2
+        sides = (asked[:half], asked[half:])
+        return [picture, *(update for side in sides for update in self.show_side(name, uploaded, size, query, *side))]
+
+    def click(
+        self, event: gr.EventData, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any
+    ) -> list[Any]:
+        """As `show`, after the query, which is where the visitor clicked a picture."""
+        try:
+            query = read_click(event._data)
+        except ValueError as error:
+            gr.Warning(escape(str(error)))
+        return [query, *self.show(name, uploaded, size, query, *asked)]
+
+    def receive(self, upload: Any) -> list[Any]:
+        """Updates of the uploaded photograph and of the list of photographs."""
+        try:
+            photo = self._read(upload)
+        except RefusedImageError as error:
+            gr.Warning(escape(str(error)), title="This file is not shown")
+            return [gr.skip(), gr.skip()]
+        return [photo, gr.Radio(choices=[*self.photos, photo.name], value=photo.name)]
+
+    def _read(self, upload: Any) -> Photo:
+        path = upload.get("path") if isinstance(upload, dict) else None
+        if not isinstance(path, str) or not Path(path).resolve().is_relative_to(self.folder):
+            raise RefusedImageError("only files that were uploaded here are read")
+        name = Path(str(upload.get("orig_name") or path)).name
+        file = Path(path)
+        if not file.is_file():
+            raise RefusedImageError(f"{name} did not arrive: upload it again")
+        image = read_upload(file, name=name)
+        # one of that name may have been shown before
+        return square_photo(f"yours: {name}", image)
+
+    def details(self, name: Any, uploaded: Photo | None, size: Any, *asked: Any) -> list[str]:
+        """The slower numbers of both sides, and the line below them."""
+        half = len(asked) // 2
+        found, tables = [], []
+        for side, values in (("A", asked[:half]), ("B", asked[half:])):
+            try:
+                photo = self.photo(name, uploaded)
+                details = self.explorer.details(read_asked(*values), photo, read_size(size))
+            except (ValueError, OSError):
+                # the side says why
+                tables.append("")
+                continue
+            found.append((side, details))
+            tables.append(facts.details_table(details))
+        return [*tables, facts.cost_line(read_size(size), found) if found else ""]
+
+
+def read_asked(model: Any, attention: Any, layer: Any, head: Any) -> Asked:
+    for name, value in (("model", model), ("attention", attention)):
+        if not isinstance(value, str):
+            raise ValueError(f"choose one {name}, got {value!r}")
+    if not _is_index(layer) or not (head == MEAN or _is_index(head)):
+        raise ValueError(f"a layer and a head are numbers, got {layer!r} and {head!r}")
+    return Asked(model, attention, layer, None if head == MEAN else head)
+
+
+def read_size(size: Any) -> int:
+    if isinstance(size, bool) or not isinstance(size, int | float) or not math.isfinite(size) or size != int(size):
+        raise ValueError(f"the image size is a whole number of pixels, got {size!r}")
+    return int(size)
+
+
+def read_click(event: Any) -> tuple[float, float]:
+    """Where on a picture, (x, y) from 0 to 1."""
+    index = event.get("index") if isinstance(event, dict) else None
+    if not isinstance(index, list) or len(index) != 2 or not all(isinstance(part, int | float) for part in index):
+        raise ValueError(f"a click has two coordinates, got {index!r}")
+    x, y = index
+    if not (0 <= x <= SIDE and 0 <= y <= SIDE):
+        raise ValueError(f"the click at {x:g}, {y:g} lies outside of the picture")
+    return x / SIDE, y / SIDE
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _selectors(answer: Answer) -> list[Any]:
+    """Updates of the lists of attentions, layers and heads: what this model has, and what is shown of it."""
+    asked = answer.asked
+    return [
+        gr.Dropdown(choices=list(answer.attentions), value=asked.attention, interactive=len(answer.attentions) > 1),
+        gr.Dropdown(choices=[(name, index) for index, name in enumerate(answer.layers)], value=asked.layer),
+        gr.Dropdown(choices=_heads(answer.heads), value=MEAN if asked.head is None else asked.head),
+    ]
+
+
+def _heads(count: int) -> list[tuple[str, Any]]:
+    return [(MEAN, MEAN), *((f"head {index + 1}", index) for index in range(count))]
+
+
+# layout
+
+
+def build_page(explorer: Explorer, folder: Path) -> gr.Blocks:
+    page = Page(explorer, folder)
+    # without analytics gradio asks no one for its newest version
+    with gr.Blocks(title="softline explorer", analytics_enabled=False, delete_cache=(600, 600)) as blocks:
+        gr.HTML(INTRODUCTION, elem_id="introduction")
+        with gr.Row(elem_id="board"):
+            with gr.Column(elem_id="photo-side", min_width=220):
+                photos = gr.Radio(list(page.photos), value=next(iter(page.photos)), label="Photograph")
+                upload = gr.UploadButton(
+                    "Upload your own", file_types=["image"], size="sm", elem_id="upload", variant="secondary"
+                )
+                picture = _picture("Click a point", "photograph")
+                gr.HTML(f'<p class="note">{LIMITS}</p>')
+            sides = [_side(name, page, model) for name, model in zip("AB", page.default_models(), strict=True)]
+            with gr.Column(elem_id="size-side", min_width=220):
+                size = gr.Slider(
+                    LEAST_SIZE,
+                    MOST_SIZE,
+                    value=USUAL_SIZE,
+                    step=SIZE_STEP,
+                    label="Image size in pixels",
+                    info="What the models are given: larger images have more patches and cost more.",
+                    buttons=[],
+                    elem_id="size",
+                )
+                cost = gr.HTML(elem_id="cost")
+        uploaded = gr.State(None, time_to_live=SESSION_SECONDS)
+        query = gr.State(FIRST_QUERY)
+        _wire(blocks, page, photos, upload, picture, size, cost, sides, uploaded, query)
+    return blocks
+
+
+def _side(name: str, page: Page, model: str) -> Side:
+    choice = page.explorer.choices[model]
+    with gr.Column(elem_classes=["side", f"side-{name.lower()}"], min_width=220):
+        gr.HTML(f"<h2>{name}</h2>")
+        with gr.Row():
+            chosen = gr.Dropdown(list(page.explorer.choices), value=model, label="Model", min_width=160, scale=3)
+            attention = gr.Dropdown(
+                list(choice.attentions),
+                value=OWN,
+                label="Attention",
+                min_width=110,
+                scale=2,
+                interactive=not choice.trained,
+            )
+        with gr.Row():
+            layer = gr.Dropdown([("first", 0)], value=0, label="Layer", min_width=160, scale=3, interactive=True)
+            head = gr.Dropdown(_heads(0), value=MEAN, label="Head", min_width=110, scale=2, interactive=True)
+        picture = _picture(f"Map of {name}", f"map-{name.lower()}")
+        gr.HTML(facts.LEGEND)
+        with gr.Column(elem_classes=["numbers"]):
+            answer = gr.HTML(elem_id=f"answer-{name.lower()}")
+            details = gr.HTML(elem_id=f"details-{name.lower()}")
+    return Side(name, chosen, attention, layer, head, picture, answer, details)
+
+
+def _picture(label: str, name: str) -> gr.Image:
+    return gr.Image(
+        label=label,
+        elem_id=name,
+        format="jpeg",
+        interactive=False,
+        buttons=[],
+        alt_text=label,
+        elem_classes=["picture"],
+    )
+
+
+def _wire(
+    blocks: gr.Blocks,
+    page: Page,
+    photos: gr.Radio,
+    upload: gr.UploadButton,
+    picture: gr.Image,
+    size: gr.Slider,
+    cost: gr.HTML,
+    sides: Sequence[Side],
+    uploaded: gr.State,
+    query: gr.State,
+) -> None:
+    asked = [component for side in sides for component in side.asked]
+    shown = [picture, *(component for side in sides for component in side.shown)]
+    maps = [side.picture for side in sides]
+    given = [photos, uploaded, size, query]
+    options: dict[str, Any] = {
+        "preprocess": False,
+        "api_visibility": "private",
+        "concurrency_id": QUEUE,
+        "concurrency_limit": 1,
+        "trigger_mode": "always_last",
+    }
+
+    def then_details(event: Any) -> None:
+        outputs = [*(side.details for side in sides), cost]
+        event.then(page.details, [photos, uploaded, size, *asked], outputs, show_progress="hidden", **options)
+
+    for trigger in (blocks.load, photos.input, size.release):
+        then_details(trigger(page.show, [*given, *asked], shown, show_progress_on=maps, **options))
+    received = upload.upload(page.receive, [upload], [uploaded, photos], show_progress="hidden", **options)
+    then_details(received.then(page.show, [*given, *asked], shown, show_progress_on=maps, **options))
+    for target in (picture, *maps):
+        target.select(page.click, [*given, *asked], [query, *shown], show_progress="hidden", **options)
+    for side in sides:
+        for selector in side.asked:
+            event = selector.input(
+                page.show_side, [*given, *side.asked], side.shown, show_progress_on=[side.picture], **options
+            )
+            then_details(event)
+
+
+def stylesheet() -> str:
+    return (files("softline.explorer") / "page.css").read_text()
+
+
+def theme() -> gr.themes.Base:
+    """Softline's colours and the system's fonts: gradio's own themes may ask others for theirs."""
+    return gr.themes.Base(
+        primary_hue=BLUE,
+        secondary_hue=BLUE,
+        neutral_hue="slate",
+        font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
+        font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+        radius_size="md",
+    )

@@ -1,0 +1,146 @@
+"""Serve the page on this machine, and leave nothing behind."""
+
+import errno
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from softline.explorer.gate import Gate
+from softline.explorer.uploads import MAX_BYTES
+from softline.explorer.view import Explorer
+
+if TYPE_CHECKING:
+    import fastapi
+    import gradio as gr
+    import uvicorn
+
+USUAL_PORT = 7860
+PORTS_TRIED = 100
+LOCAL = ("127.0.0.1", "localhost", "::1")
+START_SECONDS = 60
+# for requests that are being answered when the server ends
+END_SECONDS = 2
+WAITING = 50
+
+
+@contextmanager
+def serve(explorer: Explorer, *, host: str = "127.0.0.1", port: int | None = None) -> Iterator[str]:
+    """The address of the page, which is there inside the ``with``.
+
+    port: by default 7860, or the next one that is free.
+    """
+    with (
+        listen(host, port) as listening,
+        tempfile.TemporaryDirectory(prefix="softline-explore-") as folder,
+        # gradio reads where to put files whenever it needs to know
+        _environment("GRADIO_TEMP_DIR", folder),
+        # nothing else of gradio may call home either
+        _environment("GRADIO_ANALYTICS_ENABLED", "False"),
+    ):
+        # gradio takes seconds to import, and reads the environment then
+        from softline.explorer.page import build_page
+
+        blocks = build_page(explorer, Path(folder))
+        with _running(blocks, Path(folder), host, listening):
+            yield address(host, listening.getsockname()[1])
+
+
+def address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def listen(host: str, port: int | None) -> socket.socket:
+    """A socket that is bound; a port that was named is taken or refused."""
+    candidates = [port] if port is not None else range(USUAL_PORT, USUAL_PORT + PORTS_TRIED)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in candidates:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        # otherwise the port of a server that has ended stays taken for a minute
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, candidate))
+            listening.listen()
+        except OSError as error:
+            listening.close()
+            if isinstance(error, socket.gaierror) or error.errno != errno.EADDRINUSE:
+                raise ValueError(f"cannot listen on {host}, port {candidate}: {error.strerror}") from None
+        else:
+            return listening
+    if port is not None:
+        raise ValueError(f"port {port} of {host} is taken: name another by --port, or none")
+    raise ValueError(f"ports {USUAL_PORT} to {USUAL_PORT + PORTS_TRIED - 1} of {host} are taken: name one by --port")
+
+
+@contextmanager
+def _running(blocks: "gr.Blocks", folder: Path, host: str, listening: socket.socket) -> Iterator[None]:
+    import uvicorn
+
+    hosts = LOCAL if host in LOCAL else None
+    app = Gate(_mounted(blocks), folder, hosts=hosts)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=END_SECONDS, ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        _wait_for(server, thread)
+        yield
+    finally:
+        # connections that stay open for news of the queue end by this
+        blocks.close(verbose=False)
+        server.should_exit = True
+        thread.join()
+
+
+def _wait_for(server: "uvicorn.Server", thread: threading.Thread) -> None:
+    for _ in range(START_SECONDS * 100):
+        if server.started:
+            return
+        thread.join(0.01)
+        if not thread.is_alive():
+            raise OSError("the server did not start; its message is above")
+    raise OSError(f"the server did not start within {START_SECONDS} seconds")
+
+
+def _mounted(blocks: "gr.Blocks") -> "fastapi.FastAPI":
+    """The page as a web application, with all that gradio offers beside it switched off."""
+    import fastapi
+    import gradio as gr
+
+    from softline.explorer.page import stylesheet, theme
+
+    blocks.queue(max_size=WAITING, api_open=False)
+    return gr.mount_gradio_app(
+        fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
+        blocks,
+        path="/",
+        footer_links=[],
+        run_history=False,
+        root_path="",
+        allowed_paths=[],
+        max_file_size=MAX_BYTES,
+        show_error=True,
+        ssr_mode=False,
+        enable_monitoring=False,
+        pwa=False,
+        mcp_server=False,
+        theme=theme(),
+        css=stylesheet(),
+    )
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,87 @@
+"""Images that visitors upload: checked before anything decodes them."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from softline.data.images import check_bits
+from softline.data.interface import UNREADABLE, CorruptImageError, describe
+
+MAX_BYTES = 20 * 10**6
+MAX_PIXELS = 50 * 10**6
+# a patch of DeiT
+MIN_SIDE = 16
+# the page shows no more, and a session should not hold a whole photograph of a camera
+MAX_SIDE = 2048
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+
+
+class RefusedImageError(ValueError):
+    """An upload that is not shown; its text is for the visitor."""
+
+
+def read_upload(path: Path, *, name: str) -> Image.Image:
+    """The image as it is meant to be seen, in RGB, larger ones reduced to a side of 2048 pixels.
+
+    name: what the visitor calls the file.
+    """
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise RefusedImageError(f"{name} has {size / 1e6:,.0f} MB; at most {MAX_BYTES / 1e6:.0f} MB can be uploaded")
+    with path.open("rb") as file, warnings.catch_warnings():
+        # Pillow warns of large images before it refuses larger ones; the limit here is lower
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            # reads the header only, and tries no decoder but these
+            image = Image.open(file, formats=FORMATS)
+            _check_header(image, name)
+            image.load()
+        except RefusedImageError:
+            raise
+        except UNREADABLE as error:
+            raise RefusedImageError(f"{name} cannot be read as an image: {_reason(error)}") from None
+    return _upright(image, name)
+
+
+def _check_header(image: Image.Image, name: str) -> None:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise RefusedImageError(
+            f"{name} has {width:,} x {height:,} pixels; at most {MAX_PIXELS / 1e6:.0f} million are read"
+        )
+    if min(width, height) < MIN_SIDE:
+        raise RefusedImageError(
+            f"{name} has {width} x {height} pixels, less than a patch: at least {MIN_SIDE} x {MIN_SIDE} are needed"
+        )
+    try:
+        check_bits(image, lambda: name)
+    except CorruptImageError as error:
+        raise RefusedImageError(f"{name} cannot be shown: {error.reason}") from None
+
+
+def _upright(image: Image.Image, name: str) -> Image.Image:
+    try:
+        # cameras store the turn beside the pixels
+        turned: Any = ImageOps.exif_transpose(image)
+    except UNREADABLE as error:
+        raise RefusedImageError(f"{name} has a broken orientation: {_reason(error)}") from None
+    turned.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
+    return _on_white(turned).convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """What is transparent has no colour of its own."""
+    if not image.has_transparency_data:
+        return image
+    coloured = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), coloured)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return f"it is none of {', '.join(FORMATS)}"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"it claims more than the {MAX_PIXELS / 1e6:.0f} million pixels that are read"
+    return describe(error)

@@ -1,0 +1,276 @@
+"""What the page shows, without the page: heat maps and numbers of a model for one image and one query."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from softline.analysis.heatmap import cell_at, contrast
+from softline.analysis.locality import SIDE, chance, is_larger, local_mass
+from softline.analysis.newton import layer_residual
+from softline.analysis.subjects import Subject, open_subject
+from softline.attention.multihead import RowReader
+from softline.backbones.inspection import LayerInput
+from softline.explorer.catalog import OWN, Choice
+from softline.explorer.cost import Duration, Need, check_need, duration, need
+from softline.explorer.drawing import draw_map
+from softline.explorer.recent import Recent
+from softline.ops.inputs import check_option, divide
+
+USUAL_SIZE = 224
+LEAST_SIZE, MOST_SIZE = 28, 1024
+# below, no model needs to be counted before it runs
+SURE_SIZE = 256
+MODELS_KEPT = 8
+VIEWS_BYTES = 768 * 2**20
+# N x N weights of a layer are read for its mean up to these
+MOST_TOKENS = 3136
+TOP = 3
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A square image."""
+
+    name: str
+    image: Image.Image
+    key: str
+    """Of its pixels."""
+
+
+def square_photo(name: str, image: Image.Image) -> Photo:
+    """The centre of an image, as wide as high."""
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    square = image.convert("RGB").crop((left, top, left + side, top + side))
+    return Photo(name, square, hashlib.sha256(square.tobytes()).hexdigest())
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one side of the page is set to."""
+
+    model: str
+    """A label of the catalog."""
+    attention: str = OWN
+    layer: int = 0
+    head: int | None = None
+    """From 0; None is the mean of all."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The map of one query, and what is quickly said about it."""
+
+    asked: Asked
+    """What is shown: a layer or head that the model does not have is its first, or the mean."""
+    attentions: tuple[str, ...]
+    layers: tuple[str, ...]
+    heads: int
+    picture: Image.Image
+    tokens: int
+    grid_size: tuple[int, int]
+    residual: float | None
+    """Of Newton's iteration; None where no matrix is inverted."""
+    mass: float | None
+    """The share of this query's weights on the 3 x 3 patches around it; None if they are the whole grid."""
+    chance: float
+    """The same for even weights."""
+    trained: bool
+    trained_size: int
+    predictions: tuple[tuple[str, float], ...]
+    """Classes and probabilities, the likeliest first; of trained classifiers."""
+
+
+@dataclass(frozen=True)
+class Details:
+    """What takes longer to find out."""
+
+    macs: int
+    usual_macs: int
+    """At 224 x 224 pixels."""
+    time: Duration
+    mass: float | None
+    """Mean over the layer's queries, of the heads shown; None where that would take long, or the grid is small."""
+    chance: float
+
+
+@dataclass
+class View:
+    """A model and what its layers are given for one image."""
+
+    subject: Subject
+    image: Tensor
+    """[C, H, W] as the model saw it."""
+    seen: list[LayerInput]
+    logits: Tensor
+    """[classes]"""
+    seconds: float
+    """That the run took."""
+    readers: dict[int, RowReader] = field(default_factory=dict)
+    masses: dict[int, Tensor] = field(default_factory=dict)
+
+    def row(self, layer: int, token: int) -> Tensor:
+        """The weights of one query [heads, N]."""
+        if layer not in self.readers:
+            # rows of one layer at a time are looked at
+            self.readers = {layer: self.seen[layer].rows()}
+        return self.readers[layer](torch.tensor([token]))[0, :, 0].float()
+
+    def mean_mass(self, layer: int) -> Tensor:
+        """The local mass of a layer's queries [heads]."""
+        if layer not in self.masses:
+            self.masses[layer] = local_mass(self.seen[layer])[0]
+        return self.masses[layer]
+
+    @property
+    def bytes(self) -> int:
+        return sum(given.x.numel() * given.x.element_size() for given in self.seen)
+
+
+class Explorer:
+    """Models, kept with what they saw last, so that a click reads a single row of weights.
+
+    choices: the models that can be asked for, by label; no other is opened.
+    """
+
+    def __init__(self, choices: Mapping[str, Choice]) -> None:
+        self.choices = dict(choices)
+        self._subjects: Recent[tuple[str, str], Subject] = Recent(MODELS_KEPT)
+        self._views: Recent[tuple[str, str, str, int], View] = Recent(VIEWS_BYTES, weigh=lambda view: view.bytes)
+        self._needs: dict[tuple[str, str, int], Need] = {}
+        self._times: dict[tuple[str, str, int], Duration] = {}
+        # torch shares its cores among threads badly
+        self._lock = threading.RLock()
+
+    @torch.no_grad()
+    def answer(self, asked: Asked, photo: Photo, size: int, query: tuple[float, float]) -> Answer:
+        """
+        size: pixels of the image's side that the model is given.
+        query: (x, y), each from 0 (left, top) to 1.
+        """
+        with self._lock:
+            asked = self._fit_attention(asked)
+            view = self._view(asked, photo, size)
+            layer = asked.layer if 0 <= asked.layer < len(view.seen) else 0
+            given = view.seen[layer]
+            cell = cell_at(query, given.grid_size)
+            weights = view.row(layer, given.token(*cell))  # [heads, N]
+            head = asked.head if asked.head is not None and 0 <= asked.head < len(weights) else None
+            shown = given.on_grid(_of_head(weights, head))
+            return Answer(
+                asked=replace(asked, layer=layer, head=head),
+                attentions=self.choices[asked.model].attentions,
+                layers=tuple(f"{one.layer.name} ({one.layer.operator})" for one in view.seen),
+                heads=len(weights),
+                picture=draw_map(view.subject.shown(view.image), contrast(shown), cell),
+                tokens=given.tokens,
+                grid_size=given.grid_size,
+                residual=layer_residual(given),
+                mass=_mass_around(given, weights, cell, head) if is_larger(given.grid_size, SIDE) else None,
+                chance=_window(cell, given.grid_size).sum().item() / given.tokens,
+                trained=view.subject.trained,
+                trained_size=int(view.subject.settings["image_size"]),
+                predictions=_predictions(view),
+            )
+
+    @torch.no_grad()
+    def details(self, asked: Asked, photo: Photo, size: int) -> Details:
+        """For what `answer` has shown."""
+        with self._lock:
+            view = self._view(asked, photo, size)
+            key = (asked.model, asked.attention, size)
+            if key not in self._times:
+                self._times[key] = duration(view.subject.model, view.image[None], first=view.seconds)
+            given, mass = view.seen[asked.layer], None
+            if given.tokens <= MOST_TOKENS and is_larger(given.grid_size, SIDE):
+                mass = float(_of_head(view.mean_mass(asked.layer), asked.head))
+            return Details(
+                macs=self._need(asked, size).macs,
+                usual_macs=self._need(asked, USUAL_SIZE).macs,
+                time=self._times[key],
+                mass=mass,
+                chance=chance(given) if mass is not None else 0.0,
+            )
+
+    def _fit_attention(self, asked: Asked) -> Asked:
+        check_option("model", asked.model, self.choices)
+        choice = self.choices[asked.model]
+        if choice.trained:
+            # the browser may still show that of the model before
+            return replace(asked, attention=OWN)
+        check_option("attention", asked.attention, choice.attentions)
+        return asked
+
+    def _subject(self, asked: Asked) -> Subject:
+        choice = self.choices[asked.model]
+
+        def make() -> Subject:
+            subject = open_subject(choice.with_attention(asked.attention))
+            # both sides see the same pixels: all of the square
+            return replace(subject, settings={**subject.settings, "crop_pct": 1.0})
+
+        return self._subjects.get((asked.model, asked.attention), make)
+
+    def _view(self, asked: Asked, photo: Photo, size: int) -> View:
+        check_size(size)
+        subject = self._subject(asked)
+
+        def make() -> View:
+            image = subject.prepare(photo.image, size)
+            if size > SURE_SIZE:
+                check_need(self._need(asked, size), name=subject.name, size=size)
+            begin = time.perf_counter()
+            seen, logits = subject.look(image[None])
+            return View(subject, image, seen, logits[0], time.perf_counter() - begin)
+
+        return self._views.get((asked.model, asked.attention, photo.key, size), make)
+
+    def _need(self, asked: Asked, size: int) -> Need:
+        key = (asked.model, asked.attention, size)
+        if key not in self._needs:
+            subject = self._subject(asked)
+            channels = 1 if subject.settings["mode"] == "L" else 3
+            self._needs[key] = need(subject.model, (channels, size, size))
+        return self._needs[key]
+
+
+def check_size(size: int) -> None:
+    if not LEAST_SIZE <= size <= MOST_SIZE:
+        raise ValueError(f"the image size must be from {LEAST_SIZE} to {MOST_SIZE} pixels, got {size}")
+
+
+def _of_head(values: Tensor, head: int | None) -> Tensor:
+    """[heads, ...] -> [...]"""
+    return values.mean(0) if head is None else values[head]
+
+
+def _window(cell: tuple[int, int], grid_size: tuple[int, int]) -> Tensor:
+    """Which tokens of the grid lie in the 3 x 3 around a cell: bool [height, width]."""
+    inside = torch.zeros(grid_size, dtype=torch.bool)
+    row, column = (max(place - SIDE // 2, 0) for place in cell)
+    inside[row : cell[0] + SIDE // 2 + 1, column : cell[1] + SIDE // 2 + 1] = True
+    return inside
+
+
+def _mass_around(given: LayerInput, weights: Tensor, cell: tuple[int, int], head: int | None) -> float:
+    """As `softline.analysis.locality.local_mass`, of one query.
+
+    weights: [heads, N].
+    """
+    sizes = weights.abs()
+    near = given.on_grid(sizes)[:, _window(cell, given.grid_size)].sum(-1)  # [heads]
+    return float(_of_head(divide(near, sizes.sum(-1)), head))
+
+
+def _predictions(view: View) -> tuple[tuple[str, float], ...]:
+    classes = view.subject.classes
+    if not classes:
+        return ()
+    best = view.logits.float().softmax(0).topk(min(TOP, len(classes)))
+    return tuple(zip([classes[index] for index in best.indices.tolist()], best.values.tolist(), strict=True))
