@@ -27,7 +27,7 @@ from softline.layers.grid import GridSize
 from softline.ops.inputs import divide
 
 # attentions whose rows sum to 1 because they are divided by their sum
-DIVIDED = ("softmax", "linear", "performer", "linformer", "reformer", "efficient", "focused", "nystrom")
+DIVIDED = ("softmax", "linear", "performer", "reformer", "efficient", "focused")
 SIDE = 3
 
 

@@ -119,16 +119,19 @@ def _norms_of(given: LayerInput) -> Tensor:
     inverse = (vectors * torch.where(kept, 1 / values, 0)[..., None, :]) @ vectors.mT
     root = A.sum(-1, keepdim=True).rsqrt()
     left, iterate, right = _plain_factors(given)
-    # P^T X P has the eigenvalues of X P P^T, but for zeros
-    gram = right @ left
-    norms = [
-        torch.linalg.matrix_norm(inverse, ord=2),
-        torch.linalg.matrix_norm(root * inverse * root.mT, ord=2),
-        torch.linalg.eigvals(iterate @ gram).abs().amax(-1),
-        torch.linalg.eigvals(root * iterate * root.mT @ gram).abs().amax(-1),
-    ]
+    # P^T X P has, but for zeros, the eigenvalues of G^1/2 X G^1/2 with G = P P^T
+    half = _square_root(right @ left)
+    normalized = root * iterate * root.mT
+    matrices = [inverse, root * inverse * root.mT, half @ iterate @ half, half @ normalized @ half]
+    norms = [torch.linalg.eigvalsh(matrix).abs().amax(-1) for matrix in matrices]
     counts = [values.new_tensor(A.shape[-1]), kept.sum(-1).double().mean()]
     return torch.stack([*counts, *(norm.mean() for norm in norms)])
+
+
+def _square_root(G: Tensor) -> Tensor:
+    """Of symmetric positive semi-definite matrices [..., m, m]."""
+    values, vectors = torch.linalg.eigh(G)
+    return (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT
 
 
 def _plain_factors(given: LayerInput) -> tuple[Tensor, Tensor, Tensor]:

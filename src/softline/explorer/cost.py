@@ -63,19 +63,14 @@ def check_need(needed: Need, *, name: str, size: int) -> None:
 
 
 @torch.no_grad()
-def duration(model: nn.Module, images: Tensor, *, first: float) -> Duration:
-    """Seconds of the model alone on images [B, C, H, W].
-
-    first: what one run took; if that is long, it is the answer.
-    """
-    if first > REPEAT_SECONDS:
-        return Duration(first, 1)
-    seconds = []
-    for _ in range(REPEATS):
+def duration(model: nn.Module, images: Tensor) -> Duration:
+    """Seconds of the model alone on images [B, C, H, W]: the median of a few runs, or of one that takes long."""
+    seconds: list[float] = []
+    while len(seconds) < REPEATS and sum(seconds) <= REPEAT_SECONDS:
         begin = time.perf_counter()
         model(images)
         seconds.append(time.perf_counter() - begin)
-    return Duration(statistics.median(seconds), REPEATS)
+    return Duration(statistics.median(seconds), len(seconds))
 
 
 class _FusedSoftmax(TorchFunctionMode):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from softline.explorer.view import USUAL_SIZE, Answer, Details
+from softline.explorer.view import USUAL_SIZE, Answer, Cost, Details
 
 LEGEND = '<div class="legend"><span>takes less than average</span><i></i><span>takes more</span></div>'
 
@@ -17,22 +17,21 @@ def answer_table(answer: Answer) -> str:
     if answer.mass is None:
         rows.append(("Weight on the 3 x 3 patches around it", "all: there are no others"))
     else:
+        assert answer.mean_mass is not None, "both are shares of the same grid"
         rows.append(("Weight on the 3 x 3 patches around it", _against_chance(answer.mass, answer.chance)))
+        rows.append(("The same, mean over this layer", _against_chance(answer.mean_mass, answer.mean_chance)))
     rows.append(("Predicted", _predicted(answer)))
     return _table(rows)
 
 
 def details_table(details: Details | None) -> str:
     """What takes longer; lines without numbers while they are being found."""
-    names = ("The same, mean over this layer", "Time for one image", "Multiply-adds for one image")
+    names = ("Time for one image", "Multiply-adds for one image")
     if details is None:
         return _table([(name, "...") for name in names])
-    mass = (
-        "not for so many or so few patches" if details.mass is None else _against_chance(details.mass, details.chance)
-    )
     runs = "one run" if details.time.runs == 1 else f"median of {details.time.runs} runs"
     seconds = f"{1000 * details.time.seconds:,.0f} ms <small>whole model, {runs}</small>"
-    return _table(list(zip(names, (mass, seconds, _billions(details.macs)), strict=True)))
+    return _table(list(zip(names, (seconds, _billions(details.cost.macs)), strict=True)))
 
 
 def message(text: str) -> str:
@@ -40,27 +39,29 @@ def message(text: str) -> str:
     return f'<p class="message" role="alert">{escape(text)}</p>'
 
 
-def cost_line(size: int, sides: Sequence[tuple[str, Details]]) -> str:
+def cost_line(size: int, sides: Sequence[tuple[str, Cost]]) -> str:
     """Multiply-adds at this size, and against 224 where it is another.
 
-    sides: names and details.
+    sides: names and costs.
     """
     if not sides:
         return ""
-    largest = max(details.macs for _, details in sides)
+    largest = max(cost.macs for _, cost in sides)
     bars = "".join(
-        f'<div class="bar {name.lower()}"><b>{name}</b><i style="width:{max(50 * details.macs / largest, 1):.1f}%"></i>'
-        f"<span>{_billions(details.macs)}{_growth(size, details)}</span></div>"
-        for name, details in sides
+        f'<div class="bar {name.lower()}"><b>{name}</b><i style="width:{max(45 * cost.macs / largest, 1):.1f}%"></i>'
+        f"<span>{_billions(cost.macs)}{_growth(size, cost)}</span></div>"
+        for name, cost in sides
     )
-    pixels = (
-        "" if size == USUAL_SIZE else f", {_times(size**2 / USUAL_SIZE**2)} the pixels of {USUAL_SIZE} x {USUAL_SIZE}"
-    )
+    pixels = ""
+    if size != USUAL_SIZE:
+        pixels = f", {_times(size**2 / USUAL_SIZE**2)} the pixels of {USUAL_SIZE} x {USUAL_SIZE}"
     return f'<div class="cost"><p>Multiply-adds at {size} x {size}{pixels}:</p>{bars}</div>'
 
 
-def _growth(size: int, details: Details) -> str:
-    return "" if size == USUAL_SIZE else f" <small>{_times(details.macs / details.usual_macs)}</small>"
+def _growth(size: int, cost: Cost) -> str:
+    if size == USUAL_SIZE or cost.usual_macs is None:
+        return ""
+    return f" <small>{_times(cost.macs / cost.usual_macs)}</small>"
 
 
 def _billions(macs: int) -> str:
@@ -81,7 +82,7 @@ def _against_chance(mass: float, chance: float) -> str:
 
 
 def _percent(part: float) -> str:
-    return f"{100 * part:.1f} %" if part >= 0.01 else f"{100 * part:.2g} %"
+    return f"{100 * part:.1f}&nbsp;%" if part >= 0.01 else f"{100 * part:.2g}&nbsp;%"
 
 
 def _predicted(answer: Answer) -> str:
@@ -89,7 +90,7 @@ def _predicted(answer: Answer) -> str:
         return "nothing: this model is untrained, its weights are random"
     if not answer.predictions:
         return "nothing: this model names no classes"
-    listed = ", ".join(f"{escape(name)} {100 * probability:.0f} %" for name, probability in answer.predictions)
+    listed = ", ".join(f"{escape(name)} {100 * probability:.0f}&nbsp;%" for name, probability in answer.predictions)
     return f"{listed} <small>trained at {answer.trained_size} x {answer.trained_size}</small>"
 
 

@@ -4,6 +4,7 @@ Values reach the functions as the browser sends them (``preprocess=False``): wha
 said here, not in gradio.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from softline.explorer.drawing import SIDE, draw_photograph
 from softline.explorer.uploads import FORMATS, MAX_BYTES, MAX_PIXELS, RefusedImageError, read_upload
 from softline.explorer.view import LEAST_SIZE, MOST_SIZE, USUAL_SIZE, Answer, Asked, Explorer, Photo, square_photo
 
+log = logging.getLogger(__name__)
+
 BLUE = gr.themes.Color(
     name="softline",
     c50="#eef7fb",
@@ -36,8 +39,8 @@ BLUE = gr.themes.Color(
     c950="#052838",
 )
 MEAN = "mean of all"
-# eyes of the cat, rim of the cup
-FIRST_QUERY = (0.42, 0.36)
+# an eye of the cat, the inside of the cup
+FIRST_QUERY = (0.33, 0.36)
 SIZE_STEP = 4
 # what a session's uploads may hold in memory ends with it
 SESSION_SECONDS = 3600
@@ -108,7 +111,8 @@ class Page:
             answer = self.explorer.answer(read_asked(*asked), photo, read_size(size), query)
         except (ValueError, OSError) as error:
             return [gr.skip(), gr.skip(), gr.skip(), None, facts.message(str(error)), ""]
-        return [*_selectors(answer), answer.picture, facts.answer_table(answer), facts.details_table(None)]
+        details = self.explorer.known_details(answer.asked, read_size(size))
+        return [*_selectors(answer), answer.picture, facts.answer_table(answer), facts.details_table(details)]
 
     def show(self, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any) -> list[Any]:
         """Updates of the photograph and of both sides."""
@@ -152,21 +156,20 @@ class Page:
         # one of that name may have been shown before
         return square_photo(f"yours: {name}", image)
 
-    def details(self, name: Any, uploaded: Photo | None, size: Any, *asked: Any) -> list[str]:
-        """The slower numbers of both sides, and the line below them."""
+    def details(self, size: Any, *asked: Any) -> list[str]:
+        """The slower numbers of both sides, and the line that compares them."""
         half = len(asked) // 2
-        found, tables = [], []
+        costs, tables = [], []
         for side, values in (("A", asked[:half]), ("B", asked[half:])):
+            table = ""
             try:
-                photo = self.photo(name, uploaded)
-                details = self.explorer.details(read_asked(*values), photo, read_size(size))
-            except (ValueError, OSError):
-                # the side says why
-                tables.append("")
-                continue
-            found.append((side, details))
-            tables.append(facts.details_table(details))
-        return [*tables, facts.cost_line(read_size(size), found) if found else ""]
+                costs.append((side, self.explorer.cost(read_asked(*values), read_size(size))))
+                table = facts.details_table(self.explorer.details(read_asked(*values), read_size(size)))
+            except (ValueError, OSError) as error:
+                # the side says so
+                log.debug("no details of %s: %s", side, error)
+            tables.append(table)
+        return [*tables, facts.cost_line(read_size(size), costs) if costs else ""]
 
 
 def read_asked(model: Any, attention: Any, layer: Any, head: Any) -> Asked:
@@ -311,20 +314,18 @@ def _wire(
 
     def then_details(event: Any) -> None:
         outputs = [*(side.details for side in sides), cost]
-        event.then(page.details, [photos, uploaded, size, *asked], outputs, show_progress="hidden", **options)
+        event.then(page.details, [size, *asked], outputs, show_progress="hidden", **options)
 
-    for trigger in (blocks.load, photos.input, size.release):
-        then_details(trigger(page.show, [*given, *asked], shown, show_progress_on=maps, **options))
+    changed = [blocks.load, photos.input, size.release]
+    then_details(gr.on(changed, page.show, [*given, *asked], shown, show_progress_on=maps, **options))
     received = upload.upload(page.receive, [upload], [uploaded, photos], show_progress="hidden", **options)
     then_details(received.then(page.show, [*given, *asked], shown, show_progress_on=maps, **options))
-    for target in (picture, *maps):
-        target.select(page.click, [*given, *asked], [query, *shown], show_progress="hidden", **options)
+    clicks = [target.select for target in (picture, *maps)]
+    gr.on(clicks, page.click, [*given, *asked], [query, *shown], show_progress="hidden", **options)
     for side in sides:
-        for selector in side.asked:
-            event = selector.input(
-                page.show_side, [*given, *side.asked], side.shown, show_progress_on=[side.picture], **options
-            )
-            then_details(event)
+        changed = [selector.input for selector in side.asked]
+        inputs = [*given, *side.asked]
+        then_details(gr.on(changed, page.show_side, inputs, side.shown, show_progress_on=[side.picture], **options))
 
 
 def stylesheet() -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 USUAL_PORT = 7860
 PORTS_TRIED = 100
 LOCAL = ("127.0.0.1", "localhost", "::1")
+# as browsers call them
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 START_SECONDS = 60
 # for requests that are being answered when the server ends
 END_SECONDS = 2
@@ -80,7 +82,7 @@ def listen(host: str, port: int | None) -> socket.socket:
 def _running(blocks: "gr.Blocks", folder: Path, host: str, listening: socket.socket) -> Iterator[None]:
     import uvicorn
 
-    hosts = LOCAL if host in LOCAL else None
+    hosts = LOCAL_NAMES if host in LOCAL else None
     app = Gate(_mounted(blocks), folder, hosts=hosts)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=END_SECONDS, ws="none")
     server = uvicorn.Server(config)

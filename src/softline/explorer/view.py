@@ -11,13 +11,13 @@ from PIL import Image
 from torch import Tensor
 
 from softline.analysis.heatmap import cell_at, contrast
-from softline.analysis.locality import SIDE, chance, is_larger, local_mass
+from softline.analysis.locality import SIDE, is_larger
 from softline.analysis.newton import layer_residual
 from softline.analysis.subjects import Subject, open_subject
 from softline.attention.multihead import RowReader
 from softline.backbones.inspection import LayerInput
 from softline.explorer.catalog import OWN, Choice
-from softline.explorer.cost import Duration, Need, check_need, duration, need
+from softline.explorer.cost import REPEAT_SECONDS, Duration, Need, check_need, duration, need
 from softline.explorer.drawing import draw_map
 from softline.explorer.recent import Recent
 from softline.ops.inputs import check_option, divide
@@ -28,8 +28,8 @@ LEAST_SIZE, MOST_SIZE = 28, 1024
 SURE_SIZE = 256
 MODELS_KEPT = 8
 VIEWS_BYTES = 768 * 2**20
-# N x N weights of a layer are read for its mean up to these
-MOST_TOKENS = 3136
+# a side of the grid of queries over which a layer's mean is taken
+QUERIES_SIDE = 10
 TOP = 3
 
 
@@ -81,6 +81,9 @@ class Answer:
     """The share of this query's weights on the 3 x 3 patches around it; None if they are the whole grid."""
     chance: float
     """The same for even weights."""
+    mean_mass: float | None
+    """As ``mass``, the mean over at most 10 x 10 queries spread over the layer's grid."""
+    mean_chance: float
     trained: bool
     trained_size: int
     predictions: tuple[tuple[str, float], ...]
@@ -88,16 +91,20 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """Of one image, in multiply-adds."""
+
+    macs: int
+    usual_macs: int | None
+    """At 224 x 224 pixels; None if the model does not take them."""
+
+
+@dataclass(frozen=True)
 class Details:
     """What takes longer to find out."""
 
-    macs: int
-    usual_macs: int
-    """At 224 x 224 pixels."""
+    cost: Cost
     time: Duration
-    mass: float | None
-    """Mean over the layer's queries, of the heads shown; None where that would take long, or the grid is small."""
-    chance: float
 
 
 @dataclass
@@ -110,22 +117,27 @@ class View:
     seen: list[LayerInput]
     logits: Tensor
     """[classes]"""
-    seconds: float
-    """That the run took."""
     readers: dict[int, RowReader] = field(default_factory=dict)
     masses: dict[int, Tensor] = field(default_factory=dict)
 
-    def row(self, layer: int, token: int) -> Tensor:
-        """The weights of one query [heads, N]."""
+    def reader(self, layer: int) -> RowReader:
         if layer not in self.readers:
             # rows of one layer at a time are looked at
             self.readers = {layer: self.seen[layer].rows()}
-        return self.readers[layer](torch.tensor([token]))[0, :, 0].float()
+        return self.readers[layer]
+
+    def row(self, layer: int, token: int) -> Tensor:
+        """The weights of one query [heads, N]."""
+        return self.reader(layer)(torch.tensor([token]))[0, :, 0].float()
 
     def mean_mass(self, layer: int) -> Tensor:
-        """The local mass of a layer's queries [heads]."""
+        """The local mass of queries spread over a layer [heads]."""
         if layer not in self.masses:
-            self.masses[layer] = local_mass(self.seen[layer])[0]
+            given = self.seen[layer]
+            cells = _spread(given.grid_size)
+            rows = self.reader(layer)(torch.tensor([given.token(*cell) for cell in cells]))[0].float()  # [heads, R, N]
+            masses = [_mass_around(given, rows[:, place], cell) for place, cell in enumerate(cells)]
+            self.masses[layer] = torch.stack(masses).mean(0)
         return self.masses[layer]
 
     @property
@@ -144,7 +156,9 @@ class Explorer:
         self._subjects: Recent[tuple[str, str], Subject] = Recent(MODELS_KEPT)
         self._views: Recent[tuple[str, str, str, int], View] = Recent(VIEWS_BYTES, weigh=lambda view: view.bytes)
         self._needs: dict[tuple[str, str, int], Need] = {}
-        self._times: dict[tuple[str, str, int], Duration] = {}
+        self._details: dict[tuple[str, str, int], Details] = {}
+        # of runs that are not repeated only to be timed
+        self._long: dict[tuple[str, str, int], Duration] = {}
         # torch shares its cores among threads badly
         self._lock = threading.RLock()
 
@@ -163,6 +177,7 @@ class Explorer:
             weights = view.row(layer, given.token(*cell))  # [heads, N]
             head = asked.head if asked.head is not None and 0 <= asked.head < len(weights) else None
             shown = given.on_grid(_of_head(weights, head))
+            has_others = is_larger(given.grid_size, SIDE)
             return Answer(
                 asked=replace(asked, layer=layer, head=head),
                 attentions=self.choices[asked.model].attentions,
@@ -172,31 +187,52 @@ class Explorer:
                 tokens=given.tokens,
                 grid_size=given.grid_size,
                 residual=layer_residual(given),
-                mass=_mass_around(given, weights, cell, head) if is_larger(given.grid_size, SIDE) else None,
+                mass=float(_of_head(_mass_around(given, weights, cell), head)) if has_others else None,
                 chance=_window(cell, given.grid_size).sum().item() / given.tokens,
+                mean_mass=float(_of_head(view.mean_mass(layer), head)) if has_others else None,
+                mean_chance=_mean_chance(given),
                 trained=view.subject.trained,
                 trained_size=int(view.subject.settings["image_size"]),
                 predictions=_predictions(view),
             )
 
-    @torch.no_grad()
-    def details(self, asked: Asked, photo: Photo, size: int) -> Details:
-        """For what `answer` has shown."""
+    def details(self, asked: Asked, size: int) -> Details:
+        """What a model costs at a size."""
         with self._lock:
-            view = self._view(asked, photo, size)
+            check_size(size)
+            asked = self._fit_attention(asked)
             key = (asked.model, asked.attention, size)
-            if key not in self._times:
-                self._times[key] = duration(view.subject.model, view.image[None], first=view.seconds)
-            given, mass = view.seen[asked.layer], None
-            if given.tokens <= MOST_TOKENS and is_larger(given.grid_size, SIDE):
-                mass = float(_of_head(view.mean_mass(asked.layer), asked.head))
-            return Details(
-                macs=self._need(asked, size).macs,
-                usual_macs=self._need(asked, USUAL_SIZE).macs,
-                time=self._times[key],
-                mass=mass,
-                chance=chance(given) if mass is not None else 0.0,
-            )
+            if key not in self._details:
+                self._check_need(asked, size)
+                self._details[key] = Details(self.cost(asked, size), self._time(asked, size))
+            return self._details[key]
+
+    def cost(self, asked: Asked, size: int) -> Cost:
+        """Also of what is too much to be run."""
+        with self._lock:
+            check_size(size)
+            asked = self._fit_attention(asked)
+            macs = self._need(asked, size).macs
+            try:
+                return Cost(macs, self._need(asked, USUAL_SIZE).macs)
+            except ValueError:
+                # Linformer has a most number of tokens
+                return Cost(macs, None)
+
+    def known_details(self, asked: Asked, size: int) -> Details | None:
+        """`details` if they have been found already."""
+        return self._details.get((asked.model, asked.attention, size))
+
+    def _time(self, asked: Asked, size: int) -> Duration:
+        key = (asked.model, asked.attention, size)
+        if key not in self._long:
+            model = self._subject(asked).model
+            # of even colour: how long it takes does not depend on what is seen
+            self._long[key] = duration(model, torch.zeros(1, self._channels(asked), size, size))
+        return self._long[key]
+
+    def _channels(self, asked: Asked) -> int:
+        return 1 if self._subject(asked).settings["mode"] == "L" else 3
 
     def _fit_attention(self, asked: Asked) -> Asked:
         check_option("model", asked.model, self.choices)
@@ -223,20 +259,24 @@ class Explorer:
 
         def make() -> View:
             image = subject.prepare(photo.image, size)
-            if size > SURE_SIZE:
-                check_need(self._need(asked, size), name=subject.name, size=size)
+            self._check_need(asked, size)
             begin = time.perf_counter()
             seen, logits = subject.look(image[None])
-            return View(subject, image, seen, logits[0], time.perf_counter() - begin)
+            seconds = time.perf_counter() - begin
+            if seconds > REPEAT_SECONDS and size > USUAL_SIZE:
+                self._long[asked.model, asked.attention, size] = Duration(seconds, runs=1)
+            return View(subject, image, seen, logits[0])
 
         return self._views.get((asked.model, asked.attention, photo.key, size), make)
+
+    def _check_need(self, asked: Asked, size: int) -> None:
+        if size > SURE_SIZE:
+            check_need(self._need(asked, size), name=self._subject(asked).name, size=size)
 
     def _need(self, asked: Asked, size: int) -> Need:
         key = (asked.model, asked.attention, size)
         if key not in self._needs:
-            subject = self._subject(asked)
-            channels = 1 if subject.settings["mode"] == "L" else 3
-            self._needs[key] = need(subject.model, (channels, size, size))
+            self._needs[key] = need(self._subject(asked).model, (self._channels(asked), size, size))
         return self._needs[key]
 
 
@@ -258,14 +298,28 @@ def _window(cell: tuple[int, int], grid_size: tuple[int, int]) -> Tensor:
     return inside
 
 
-def _mass_around(given: LayerInput, weights: Tensor, cell: tuple[int, int], head: int | None) -> float:
-    """As `softline.analysis.locality.local_mass`, of one query.
+def _mass_around(given: LayerInput, weights: Tensor, cell: tuple[int, int]) -> Tensor:
+    """As `softline.analysis.locality.local_mass`, of one query [heads].
 
     weights: [heads, N].
     """
     sizes = weights.abs()
-    near = given.on_grid(sizes)[:, _window(cell, given.grid_size)].sum(-1)  # [heads]
-    return float(_of_head(divide(near, sizes.sum(-1)), head))
+    return divide(given.on_grid(sizes)[:, _window(cell, given.grid_size)].sum(-1), sizes.sum(-1))
+
+
+def _spread(grid_size: tuple[int, int]) -> list[tuple[int, int]]:
+    """All cells of a grid, or 10 x 10 of them evenly apart."""
+    rows, columns = (
+        [(2 * place + 1) * count // (2 * min(count, QUERIES_SIDE)) for place in range(min(count, QUERIES_SIDE))]
+        for count in grid_size
+    )
+    return [(row, column) for row in rows for column in columns]
+
+
+def _mean_chance(given: LayerInput) -> float:
+    """The local mass of even weights, the mean over the same queries."""
+    cells = _spread(given.grid_size)
+    return sum(int(_window(cell, given.grid_size).sum()) for cell in cells) / len(cells) / given.tokens
 
 
 def _predictions(view: View) -> tuple[tuple[str, float], ...]:

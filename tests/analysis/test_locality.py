@@ -1,0 +1,167 @@
+import pytest
+import torch
+
+from softline import ATTENTIONS
+from softline.analysis.locality import (
+    chance,
+    hidden_keys,
+    leave_out,
+    local_mass,
+    local_masses,
+    masked_accuracies,
+    plot_locality,
+)
+from softline.attention.registry import create_attention
+from tests.analysis.conftest import make_pictures, make_subject
+
+
+class Labelled:
+    classes = ("a", "b", "c", "d")
+
+    def __init__(self, pictures):
+        self.pictures = pictures
+
+    def __len__(self):
+        return len(self.pictures)
+
+    def load(self, index):
+        return self.pictures[index].image, self.pictures[index].label
+
+    def name(self, index):
+        return self.pictures[index].name
+
+
+def first_layer(subject, picture, size=None):
+    (given, *_), _ = subject.look(subject.prepare(picture.image, size)[None])
+    return given
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["softmax", "inline", "softpp"])
+@pytest.mark.parametrize("name", ["softpp_micro", "inline_deit_tiny"])
+def test_local_mass_is_the_share_of_the_neighbourhood(attention, name, pictures):
+    options = {"img_size": 96, "depth": 2} if name == "inline_deit_tiny" else {}
+    subject = make_subject(attention, name, **options)
+    given = first_layer(subject, pictures[0], 96)
+    weights, prefix = given.layer.attention.weights(given.x, given.grid_size)[0].abs(), given.layer.prefix
+    height, width = given.grid_size
+    shares = []
+    for row in range(height):
+        for column in range(width):
+            near = [
+                prefix + r * width + c
+                for r in range(max(row - 1, 0), min(row + 2, height))
+                for c in range(max(column - 1, 0), min(column + 2, width))
+            ]
+            line = weights[:, prefix + row * width + column]
+            shares.append(line[:, near].sum(-1) / line.sum(-1))
+    torch.testing.assert_close(local_mass(given)[0], torch.stack(shares).mean(0))
+
+
+def test_even_weights_have_the_mass_of_chance(pictures):
+    subject = make_subject("softmax")
+    with torch.no_grad():
+        subject.model.stages[0].blocks[0].attn.qkv.weight.zero_()
+        given = first_layer(subject, pictures[0])
+        assert float(local_mass(given).mean()) == pytest.approx(chance(given))
+    # corners have 4 neighbours, edges 6, the others 9
+    assert chance(given) == pytest.approx((4 * 4 + 24 * 6 + 36 * 9) / 64 / 64)
+
+
+def test_only_grids_larger_than_the_window_are_measured(pictures):
+    found = local_masses(make_subject("softmax"), pictures)
+    assert [one.grid_size for one in found] == [(8, 8), (4, 4)]
+    with pytest.raises(ValueError, match="no layer whose grid is larger than 9 x 9 tokens"):
+        local_masses(make_subject("softmax"), pictures, side=9)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@torch.no_grad()
+def test_nothing_hidden_changes_nothing(attention):
+    module = create_attention(attention, 32, 2).eval()
+    x = torch.randn(2, 20, 32)
+    weights = module.weights(x, (4, 5))
+    kept = leave_out(weights, torch.zeros(20, 20, dtype=torch.bool), module.operator.name)
+    torch.testing.assert_close(kept, weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear", "inline"])
+@torch.no_grad()
+def test_what_remains_still_sums_to_one_and_hides_the_rest(attention):
+    module = create_attention(attention, 32, 2).eval()
+    weights = module.weights(torch.randn(2, 20, 32), (4, 5))
+    hidden = torch.rand(20, 20) < 0.4
+    kept = leave_out(weights, hidden, attention)
+    assert (kept[..., hidden] == 0).all()
+    torch.testing.assert_close(kept.sum(-1), torch.ones(2, 2, 20))
+
+
+@torch.no_grad()
+def test_softmax_without_keys_is_softmax_over_the_others():
+    q, k = torch.randn(2, 1, 1, 6, 8)
+    from softline import ops
+
+    hidden = torch.eye(6, dtype=torch.bool)
+    scores = (8**-0.5 * q @ k.mT).masked_fill(hidden, -torch.inf)
+    torch.testing.assert_close(leave_out(ops.softmax_weights(q, k), hidden, "softmax"), scores.softmax(-1))
+
+
+def test_hidden_keys_do_not_reach_the_output_and_come_back(pictures):
+    subject = make_subject("softmax")
+    image = subject.prepare(pictures[0].image)[None]
+    layer = subject.layers[0]
+    with torch.no_grad():
+        before = subject.model(image)
+        with hidden_keys([layer], side=3):
+            during = subject.model(image)
+        after = subject.model(image)
+    assert not torch.allclose(before, during, atol=1e-6)
+    assert torch.equal(before, after)
+    assert "forward" not in vars(layer.attention)
+
+
+@torch.no_grad()
+def test_a_token_in_a_hidden_window_has_no_influence():
+    subject = make_subject("softmax")
+    attention, x = subject.layers[0].attention, torch.randn(1, 64, subject.layers[0].attention.dim)
+    changed = x.clone()
+    changed[:, 9] += 1  # row 1, column 1
+    with hidden_keys(subject.layers[:1], side=3):
+        first, second = attention(x, (8, 8)), attention(changed, (8, 8))
+    same = (first - second).abs().amax(-1)[0] < 1e-6
+    rows, columns = torch.arange(64) // 8, torch.arange(64) % 8
+    near = (rows - 1).abs().le(1) & (columns - 1).abs().le(1)
+    # the token's own row changes because its query did
+    near[9] = False
+    assert same[near].all()
+    assert not same[~near].any()
+
+
+def test_accuracies_name_what_is_hidden_and_where():
+    subject = make_subject("inline")
+    found = masked_accuracies(subject, Labelled(make_pictures(8)), count=8, sides=(3, 7))
+    assert [one.keys for one in found] == [
+        "none",
+        "local 3x3",
+        "random, as many as 3x3",
+        "local 7x7",
+        "random, as many as 7x7",
+    ]
+    assert found[1].layers == ["stage 1, block 1", "stage 2, block 1"]
+    assert found[3].layers == ["stage 1, block 1"]
+    assert all(0 <= one.top1 <= 1 for one in found)
+
+
+def test_other_classes_are_refused():
+    source = Labelled(make_pictures(2))
+    source.classes = ("b", "a", "c", "d")
+    with pytest.raises(ValueError, match="classes are not those that inline was trained for"):
+        masked_accuracies(make_subject("inline"), source, count=2)
+
+
+def test_the_figure_shows_accuracies_where_there_are_any(pictures):
+    subject = make_subject("inline")
+    masses = {"inline": local_masses(subject, pictures)}
+    assert len(plot_locality(masses, {}).axes) == 1
+    accuracies = {"inline": masked_accuracies(subject, Labelled(make_pictures(4)), count=4)}
+    assert len(plot_locality(masses, accuracies).axes) == 2

@@ -1,0 +1,95 @@
+import pytest
+import torch
+from PIL import Image
+
+from softline.analysis.subjects import choose_pictures, open_subject, open_subjects, read_pictures
+from softline.data.photographs import PHOTOGRAPHS, open_photograph
+from softline.engine.reading import load_recipe
+from softline.engine.train import train
+
+QUICK = ["--schedule.epochs", "0.02", "--schedule.warmup_epochs", "0", "--batch_size", "16"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs of a few steps."""
+    root = tmp_path_factory.mktemp("runs")
+    for attention in ("softpp", "inline"):
+        options = f'{{"in_chans": 1, "img_size": 28, "attention": "{attention}"}}'
+        output = ["--output", str(root / attention / "seed0"), "--model.options", options]
+        train(load_recipe("quickstart", [*QUICK, *output]))
+    return root
+
+
+def test_a_checkpoint_brings_its_classes_images_and_settings(runs):
+    subject = open_subject(str(runs / "softpp" / "seed0" / "last.pt"))
+    assert subject.name == "softpp_micro"
+    assert subject.trained
+    assert len(subject.classes) == 10
+    pictures = choose_pictures(subject, [], 5)
+    assert [picture.label for picture in pictures] == [0, 2, 4, 6, 8]
+    assert subject.prepare(pictures[0].image).shape == (1, 28, 28)
+    seen, logits = subject.look(subject.prepare(pictures[0].image, 56)[None])
+    assert seen[0].grid_size == (14, 14)
+    assert logits.shape == (1, 10)
+
+
+def test_checkpoints_are_called_by_what_tells_them_apart(runs):
+    paths = [str(runs / name / "seed0" / "last.pt") for name in ("softpp", "inline")]
+    assert [subject.name for subject in open_subjects(paths)] == ["softpp", "inline"]
+    assert [subject.name for subject in open_subjects([f"mine={paths[0]}", paths[1]])] == ["mine", "softpp_micro"]
+    with pytest.raises(ValueError, match="several models are called softpp_micro: name them apart by NAME=MODEL"):
+        open_subjects(["softpp_micro", "softpp_micro"])
+
+
+def test_a_model_by_name_is_fresh_and_repeatable():
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first, second = (open_subject("softpp_micro:attention=linear") for _ in range(2))
+    assert not first.trained
+    assert first.layers[0].operator == "linear"
+    for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert [picture.name for picture in choose_pictures(first, [], 9)] == list(PHOTOGRAPHS)
+
+
+def test_images_shown_are_those_prepared():
+    subject = open_subject("softpp_micro")
+    grey = Image.new("RGB", (64, 64), (128, 128, 128))
+    torch.testing.assert_close(subject.shown(subject.prepare(grey)), torch.full((3, 32, 32), 128 / 255))
+
+
+@pytest.mark.parametrize("name", PHOTOGRAPHS)
+def test_the_photographs_can_be_opened(name):
+    image = open_photograph(name)
+    assert image.mode == "RGB"
+    assert 300 <= min(image.size) <= max(image.size) <= 640
+
+
+def test_folders_are_searched_throughout_and_in_order(tmp_path):
+    (tmp_path / "deep").mkdir()
+    for name in ("b.png", "a.jpg", "deep/c.png", "._a.jpg"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name, format="PNG")
+    (tmp_path / "notes.txt").write_text("no image")
+    assert [picture.name for picture in read_pictures([str(tmp_path)], 9)] == ["a.jpg", "b.png", "c.png"]
+    assert len(read_pictures([str(tmp_path)], 2)) == 2
+
+
+def test_bad_images_are_named(tmp_path):
+    with pytest.raises(ValueError, match=f"{tmp_path} holds no images"):
+        read_pictures([str(tmp_path)], 4)
+    with pytest.raises(ValueError, match=r"no such image: nowhere\.png"):
+        read_pictures(["nowhere.png"], 4)
+    (tmp_path / "text.png").write_text("text")
+    with pytest.raises(ValueError, match=r"text.png cannot be decoded \(not an image\)"):
+        read_pictures([str(tmp_path / "text.png")], 4)
+
+
+def test_models_without_attention_to_show_are_refused():
+    with pytest.raises(ValueError, match=r"resnet18 .* has no attention to show"):
+        open_subject("resnet18")
+    with pytest.raises(ValueError, match="no such checkpoint: runs/nowhere/best"):
+        open_subject("runs/nowhere/best")
+    with pytest.raises(ValueError, match="softpp_tny"):
+        open_subject("softpp_tny")

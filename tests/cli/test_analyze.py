@@ -1,0 +1,111 @@
+import json
+
+import pytest
+from PIL import Image
+
+from softline.cli import main
+
+KINDS = ["heatmap", "newton", "spectrum", "injectivity", "locality"]
+
+
+def analyze(capsys, *arguments):
+    code = main(["analyze", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_writes_its_figure_and_numbers(trained, tmp_path, capsys, kind):
+    checkpoint = trained / "run/best.pt"
+    code, out, err = analyze(capsys, kind, checkpoint, "--output", tmp_path / "out", "--count", "2")
+    assert (code, err) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        f"{kind}.{end}" for end in ("json", "png", "svg")
+    ]
+    with Image.open(tmp_path / "out" / f"{kind}.png") as figure:
+        assert figure.width > 500
+    content = json.loads((tmp_path / "out" / f"{kind}.json").read_text())
+    assert content.pop("command").startswith(f"softline analyze {kind}")
+    assert content
+    assert f"figure: {tmp_path / 'out' / kind}.png" in out
+
+
+def test_cost_needs_no_model(tmp_path, capsys):
+    code, out, _ = analyze(capsys, "cost", "--attentions", "softmax,inline", "--grids", "8,16", "--output", tmp_path)
+    assert code == 0
+    content = json.loads((tmp_path / "cost.json").read_text())
+    assert [(one["attention"], one["tokens"]) for one in content["costs"]] == [
+        ("softmax", 64),
+        ("softmax", 256),
+        ("inline", 64),
+        ("inline", 256),
+    ]
+    assert "N=256" in out
+
+
+def test_the_toy_example_needs_no_model(tmp_path, capsys):
+    code, out, _ = analyze(capsys, "injectivity", "--output", tmp_path)
+    assert code == 0
+    assert "0.31 0.23 0.25 0.20   0.36 0.22 0.25 0.17" in out
+    content = json.loads((tmp_path / "injectivity.json").read_text())
+    assert content["models"] == {}
+    assert len(content["toy"]) == 2
+
+
+def test_the_criterion_and_its_thresholds_are_in_the_output(trained, tmp_path, capsys):
+    limits = ["--query-distance", "0.25", "--weight-distance", "0.5"]
+    _, out, _ = analyze(capsys, "injectivity", trained / "run/best.pt", *limits, "--count", "1", "--output", tmp_path)
+    assert "confused: ||p - q|| > 0.25 mean ||q||  and  max |w(p) - w(q)| < 0.5 / N" in out
+    content = json.loads((tmp_path / "injectivity.json").read_text())
+    assert (content["query_distance"], content["weight_distance"]) == (0.25, 0.5)
+
+
+def test_models_of_random_weights_are_called_that(tmp_path, capsys):
+    arguments = ["softpp_micro", "other=softpp_micro:attention=inline", "--count", "1", "--output", tmp_path]
+    code, out, _ = analyze(capsys, "heatmap", *arguments, "--rollout", "--layers", "0,-2", "--heads", "0,mean")
+    assert code == 0
+    assert "random weights, nothing trained: softpp_micro, other" in out
+    maps = json.loads((tmp_path / "heatmap.json").read_text())["maps"]
+    assert {one["subject"] for one in maps} == {"softpp_micro", "other"}
+    assert len(maps) == 2 * (2 * 2 + 1)
+
+
+def test_masked_accuracy_is_of_trained_classifiers_alone(trained, tmp_path, capsys):
+    checkpoint = trained / "run/best.pt"
+    code, out, _ = analyze(capsys, "locality", checkpoint, "fresh=softpp_micro", "--count", "1", "--output", tmp_path)
+    assert code == 0
+    assert "no accuracy of fresh" in out
+    content = json.loads((tmp_path / "locality.json").read_text())
+    assert set(content["masses"]) == {"softpp_micro", "fresh"}
+    assert set(content["accuracies"]) == {"softpp_micro"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["newton", "softpp_micro:attention=inline"], "inverts no matrix: it has inline attention, not soft or softpp"),
+        (["heatmap", "resnet18"], "has no attention to show"),
+        (["heatmap", "softpp_micro", "--layers", "9"], "layer must be from -5 to 4"),
+        (["heatmap", "softpp_micro", "--heads", "3"], "head must be at least 0 and below 1, got 3"),
+        (["heatmap", "softpp_micro", "--query", "2,0"], "a query is X,Y from 0 (left, top) to 1"),
+        (["heatmap", "softpp_tiny", "--size", "16"], "needs images of at least 29 x 29 pixels, got a size of 16"),
+        (["heatmap", "softpp_micro", "--images", "nowhere"], "no such image: nowhere"),
+        (["heatmap", "softpp_micro", "--count", "0"], "count must be at least 1, got 0"),
+        (["locality", "runs/nowhere.pt"], "nowhere.pt"),
+        (["cost", "--attentions", "softmaxx"], "did you mean 'softmax'?"),
+        (["cost", "--grids", "0"], "at least"),
+        (["injectivity", "softpp_micro", "--query-distance", "-1"], "query_distance must be at least 0"),
+    ],
+)
+def test_mistakes_end_in_a_message(tmp_path, capsys, arguments, message):
+    code, _, err = analyze(capsys, *arguments, "--output", tmp_path)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_an_empty_folder_is_named(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    code, _, err = analyze(capsys, "heatmap", "softpp_micro", "--images", tmp_path / "empty", "--output", tmp_path)
+    assert code == 2
+    assert f"{tmp_path / 'empty'} holds no images" in err
