@@ -4,6 +4,8 @@ import pytest
 from PIL import Image
 
 from softline.cli import main
+from softline.engine.train import train
+from tests.engine.small import small_recipe, write_images
 
 KINDS = ["heatmap", "newton", "spectrum", "injectivity", "locality"]
 
@@ -14,10 +16,18 @@ def analyze(capsys, *arguments):
     return code, out, err
 
 
+@pytest.fixture(scope="module")
+def softpp(tmp_path_factory):
+    """A checkpoint with landmarks."""
+    root = tmp_path_factory.mktemp("softpp")
+    write_images(root, train=4, val=4)
+    train(small_recipe(root, "--model.options.attention=softpp", "--schedule.epochs=1"))
+    return root / "run/best.pt"
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_writes_its_figure_and_numbers(trained, tmp_path, capsys, kind):
-    checkpoint = trained / "run/best.pt"
-    code, out, err = analyze(capsys, kind, checkpoint, "--output", tmp_path / "out", "--count", "2")
+def test_each_kind_writes_its_figure_and_numbers(softpp, tmp_path, capsys, kind):
+    code, out, err = analyze(capsys, kind, softpp, "--output", tmp_path / "out", "--count", "2")
     assert (code, err) == (0, "")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         f"{kind}.{end}" for end in ("json", "png", "svg")

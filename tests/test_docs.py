@@ -1,0 +1,273 @@
+"""The documentation: what it shows is there, what it says runs, and the site needs nothing from elsewhere."""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from softline.attention import ATTENTIONS
+from softline.attention.registry import option_names
+from softline.backbones import MODEL_NAMES
+from softline.cli import COMMANDS
+from softline.cli.arguments import split_overrides
+from softline.engine.reading import list_recipes, load_recipe
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<code>.*?)^```", flags=re.MULTILINE | re.DOTALL)
+needs_mkdocs = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings", "latex2mathml")),
+    reason="needs the packages of the extra docs",
+)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [match["code"] for match in BLOCK.finditer(page.read_text()) if match["language"] == language]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture
+def generators(monkeypatch):
+    """Imports a module of tools/docs."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "docs"))
+    return importlib.import_module
+
+
+class Resources(HTMLParser):
+    """What a browser loads for a page without a click."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        names = ("src", "srcset", "data", "poster") if tag != "link" else ("href",)
+        self.found += [values[name] for name in names if values.get(name)]
+        self.found += re.findall(r"url\(([^)]*)\)", values.get("style") or "")
+
+
+class Text(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.parts = []
+
+    def handle_data(self, data):
+        self.parts.append(data)
+
+
+def text_of(page: Path) -> str:
+    reader = Text()
+    reader.feed(page.read_text())
+    return " ".join("".join(reader.parts).split())
+
+
+@needs_mkdocs
+def test_every_attention_has_a_page_with_its_options(site):
+    index = text_of(site / "attentions" / "index.html")
+    for name in ATTENTIONS:
+        page = text_of(site / "attentions" / f"{name}.html")
+        assert f'create_attention("{name}"' in page
+        assert all(option in page for option in option_names(name)), name
+        assert name in index
+
+
+@needs_mkdocs
+def test_options_are_described_by_the_function_that_their_factory_refers_to(site):
+    page = text_of(site / "attentions" / "softpp.html")
+    assert "most rows and columns of the landmark grid" in page
+    assert "Newton steps T; each doubles the number of correct digits" in page
+
+
+@needs_mkdocs
+def test_every_model_and_every_recipe_is_listed(site):
+    models, recipes = ((site / f"{name}.html").read_text() for name in ("models", "recipes"))
+    assert [name for name in MODEL_NAMES if f"<code>{name}</code>" not in models] == []
+    assert [name for name in list_recipes() if f"<code>{name}</code>" not in recipes] == []
+
+
+@needs_mkdocs
+def test_speed_tables_are_those_of_the_readme(site):
+    shown = text_of(site / "benchmarks.html") + text_of(site / "tasks" / "sequences.html")
+    tables = re.findall(r"<!-- speed: .*? -->\n(.*?)<!-- /speed -->", (ROOT / "README.md").read_text(), re.DOTALL)
+    cells = {cell for table in tables for cell in re.findall(r"[\d.,]+ ms(?: \([\d.,]+x\))?", table)}
+    assert len(cells) > 50
+    assert [cell for cell in cells if cell not in shown] == []
+
+
+@needs_mkdocs
+def test_the_site_loads_nothing_from_elsewhere(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        reader = Resources()
+        reader.feed(page.read_text())
+        assert [address for address in reader.found if re.match(r"(https?:)?//", address)] == [], page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"""(url\(|@import\s*)["']?(https?:)?//""", sheet.read_text()), sheet
+
+
+@needs_mkdocs
+def test_equations_are_mathml_without_a_script(site):
+    for name in ("softmax", "soft", "softpp", "inline", "linear"):
+        page = (site / "concepts" / f"{name}.html").read_text()
+        assert '<div class="equation"><math' in page
+        assert "arithmatex" not in page
+        assert "$$" not in page
+
+
+@needs_mkdocs
+@pytest.mark.parametrize("latex", [r"a + \nosuchcommand", r"\frac{a}{", r"\left( a"])
+def test_a_formula_that_cannot_be_set_is_named_with_its_page(generators, latex):
+    from mkdocs.exceptions import PluginError
+
+    equations = generators("equations")
+    with pytest.raises(PluginError, match=re.escape("concepts/page.md")) as caught:
+        equations.set_equations(rf'<p><span class="arithmatex">\({latex}\)</span></p>', "concepts/page.md")
+    assert repr(latex) in str(caught.value)
+
+
+@needs_mkdocs
+def test_a_request_for_an_unknown_listing_or_section_is_refused(generators):
+    from mkdocs.exceptions import PluginError
+
+    listings = generators("listings")
+    with pytest.raises(PluginError, match=r"a\.md: a listing is one of models, recipes, figure, section; got"):
+        listings.fill("<!-- docs: recipe -->", "a.md")
+    with pytest.raises(PluginError, match=r"a\.md: README\.md has no heading 'Nowhere'"):
+        listings.fill("<!-- docs: section README.md, Nowhere -->", "a.md")
+    with pytest.raises(PluginError, match=r"a\.md: no results are named none"):
+        listings.fill("<!-- speed: none -->\n<!-- /speed -->", "a.md")
+
+
+@needs_mkdocs
+def test_a_figure_comes_with_its_command_and_numbers(generators, monkeypatch, tmp_path):
+    figures, listings = generators("figures"), generators("listings")
+    folder = tmp_path / "docs" / "figures"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(figures, "FIGURES", folder)
+    (folder / "injectivity.svg").write_text("<svg/>")
+    models = {"linear": {"mean": 473.25, "share_of_far_pairs": 0.5}}
+    content = {"command": "softline analyze injectivity runs/best.pt --output docs/figures", "images": 32}
+    (folder / "injectivity.json").write_text(json.dumps({**content, "models": models}))
+    text = listings.figure("injectivity", "Confusions")
+    assert "![Confusions](../figures/injectivity.svg)" in text
+    assert "`softline analyze injectivity runs/best.pt`" in text
+    assert "| linear | 473.2 | 50 % |" in text
+
+
+@needs_mkdocs
+def test_a_figure_that_is_missing_or_names_one_machine_is_refused(generators, monkeypatch, tmp_path):
+    figures, listings = generators("figures"), generators("listings")
+    folder = tmp_path / "docs" / "figures"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(figures, "FIGURES", folder)
+    with pytest.raises(ValueError, match=r"docs/figures/cost\.svg is not there: make it by softline analyze cost"):
+        listings.figure("cost", "Cost")
+    (folder / "heatmap.png").touch()
+    (folder / "heatmap.json").write_text(json.dumps({"command": "softline analyze heatmap /home/me/best.pt"}))
+    with pytest.raises(ValueError, match="paths of one machine"):
+        listings.figure("heatmap", "Maps")
+    with pytest.raises(ValueError, match="a figure"):
+        listings.figure("heatmaps", "Maps")
+
+
+@needs_mkdocs
+def test_docstrings_become_markdown(generators):
+    docstrings = generators("docstrings")
+    text = """Weights of a_b * c_d, see https://example.org/x.
+
+    q, k: queries and keys [B, H, N, D],
+        on two lines.
+    scale: see `other`; ``None`` is 1.
+    Half precision is widened.
+
+    With these,
+        S = P^T A P
+    Deviations: none.
+    """
+    assert docstrings.parse(text).entries == {
+        "q": "queries and keys [B, H, N, D], on two lines.",
+        "k": "queries and keys [B, H, N, D], on two lines.",
+        "scale": "see `other`; ``None`` is 1.",
+    }
+    assert docstrings.to_markdown(text, {"other": "softline.other"}) == (
+        "Weights of a&#95;b &#42; c&#95;d, see <https://example.org/x.>\n\n"
+        "- **`q`**, **`k`**: queries and keys &#91;B, H, N, D&#93;, on two lines.\n"
+        "- **`scale`**: see [`other`][softline.other]; `None` is 1.\n\n"
+        "Half precision is widened.\n\nWith these,\n\n```text\nS = P^T A P\n```\n\nDeviations: none."
+    )
+
+
+def test_the_example_of_a_new_attention_runs():
+    page = ROOT / "docs" / "contribute" / "add-an-attention.md"
+    names = {}
+    try:
+        for code in blocks(page, "python"):
+            exec(compile(code, page.name, "exec"), names)
+        assert "mean" in ATTENTIONS
+        assert names["logits"].shape == (1, 10)
+        torch.testing.assert_close(names["row"], names["weights"][:, :, 17:18])
+        q, k, v = torch.randn(3, 2, 2, 35, 8, dtype=torch.float64)
+        mask = torch.arange(35).expand(2, 35) < torch.tensor([[20], [35]])
+        for key_mask in (None, mask):
+            out = names["mean_attention"](q, k, v, key_mask=key_mask)
+            weights = names["mean_weights"](q, k, key_mask=key_mask)
+            torch.testing.assert_close(out, weights @ v)
+    finally:
+        ATTENTIONS._factories.pop("mean", None)
+
+
+@pytest.mark.parametrize("name", ["index.md", "models.md"])
+def test_the_code_of_a_page_runs(name):
+    code = blocks(ROOT / "docs" / name, "python")
+    assert code
+    for part in code:
+        exec(compile(part, name, "exec"), {})
+
+
+def commands():
+    """Every softline command in a shell block, with the page that shows it."""
+    for page in PAGES:
+        lines = "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
+        for line in lines:
+            words = shlex.split(line, comments=True)
+            for start in ("softline", "softline.cli"):
+                if start in words:
+                    name = page.relative_to(ROOT / "docs").as_posix()
+                    yield pytest.param(words[words.index(start) + 1 :], id=f"{name}: {' '.join(words)}")
+
+
+@pytest.mark.parametrize("arguments", list(commands()))
+def test_commands_are_understood(arguments):
+    parser = argparse.ArgumentParser(prog="softline", exit_on_error=False)
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    for command in COMMANDS:
+        command.add(subparsers)
+    options, rest = parser.parse_known_args(arguments)
+    assert not rest or options.takes_overrides
+    recipe, overrides = split_overrides(rest) if rest else (None, [])
+    if recipe in list_recipes():
+        load_recipe(recipe, overrides)
+    else:
+        assert recipe is None or options.command != "train" or recipe.endswith(".yaml")

@@ -1,0 +1,100 @@
+"""The figures of `softline analyze` with their numbers, as `docs/figures` holds them.
+
+NAME.json beside the figure says what is in it and which command made it; the tables are made from it.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FIGURES = Path(__file__).parents[2] / "docs" / "figures"
+STEPS = (0, 5, 10, 15, 20, 30)
+NORMS = ("inverse", "normalized", "newton", "newton_normalized")
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def figure(kind: str, description: str) -> tuple[str, list[Table]]:
+    """Markdown of the figure and its command, and the tables of its numbers."""
+    # pictures are photographs in part
+    image = FIGURES / f"{kind}.{'png' if kind == 'heatmap' else 'svg'}"
+    numbers = FIGURES / f"{kind}.json"
+    for path in (image, numbers):
+        if not path.is_file():
+            raise ValueError(f"{path.relative_to(FIGURES.parents[1])} is not there: make it by softline analyze {kind}")
+    content = json.loads(numbers.read_text())
+    # where the figure went says nothing about it
+    command = re.sub(r" --output \S+", "", content.pop("command"))
+    if re.search(r"[ =]/", command):
+        raise ValueError(f"{numbers.name} was made with paths of one machine: {command}")
+    # a click shows it alone, as large as the window: phones need it
+    address = f"../figures/{image.name}"
+    return f"[![{description}]({address})]({address})\n\nMade by `{command}`.", TABLES[kind](content)
+
+
+def _newton(content: dict[str, Any]) -> list[Table]:
+    rows = [
+        [name, str(one["stage"] + 1), str(one["landmarks"]), *(f"{one['mean'][step]:.1e}" for step in STEPS)]
+        for name, stages in content.items()
+        for one in stages
+    ]
+    return [(["mean residual", "stage", "m", *(f"k = {step}" for step in STEPS)], rows)]
+
+
+def _spectrum(content: dict[str, Any]) -> list[Table]:
+    head = ["spectral norm", "m", "inverse", "normalised", "Newton's iterate", "normalised"]
+    rows = []
+    for name, one in content.items():
+        rows += [[name, str(norm["landmarks"]), *(f"{norm[key]:.3g}" for key in NORMS)] for norm in one["norms"]]
+        powers = [one["exponents"][key] for key in NORMS]
+        rows.append([name, "exponent p", *("-" if power is None else f"{power:.2f}" for power in powers)])
+    return [(head, rows)]
+
+
+def _injectivity(content: dict[str, Any]) -> list[Table]:
+    head = [f"{content['images']} images", "confused pairs in an image", "of pairs that are far apart"]
+    models = content["models"].items()
+    return [(head, [[name, f"{one['mean']:,.1f}", f"{100 * one['share_of_far_pairs']:.3g} %"] for name, one in models])]
+
+
+def _locality(content: dict[str, Any]) -> list[Table]:
+    masses = [
+        [name, one["layer"], "x".join(map(str, one["grid_size"])), f"{one['mass']:.3f}", f"{one['chance']:.3f}"]
+        for name, layers in content["masses"].items()
+        for one in layers
+    ]
+    tables = [(["", "layer", "grid", "local mass", "chance"], masses)]
+    if content["accuracies"]:
+        keys = [one["keys"] for one in next(iter(content["accuracies"].values()))]
+        rows = [[name, *(f"{100 * one['top1']:.1f}" for one in found)] for name, found in content["accuracies"].items()]
+        tables.append((["top-1 in percent, hidden:", *keys], rows))
+    return tables
+
+
+def _cost(content: dict[str, Any]) -> list[Table]:
+    tokens = sorted({one["tokens"] for one in content["costs"]})
+    costs = {(one["attention"], one["tokens"]): one for one in content["costs"]}
+    tables = []
+    for key, title, unit in (("macs", "million multiply-adds", 1e6), ("peak_bytes", "peak MiB", 2**20)):
+        rows = []
+        for name, powers in content["exponents"].items():
+            power = "-" if powers[key] is None else f"{powers[key]:.2f}"
+            rows.append([f"`{name}`", *(f"{costs[name, count][key] / unit:,.1f}" for count in tokens), power])
+        tables.append(([title, *(f"N = {count:,}" for count in tokens), "exponent p"], rows))
+    return tables
+
+
+def _heatmap(content: dict[str, Any]) -> list[Table]:
+    return []
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
+    "heatmap": _heatmap,
+    "newton": _newton,
+    "spectrum": _spectrum,
+    "injectivity": _injectivity,
+    "locality": _locality,
+    "cost": _cost,
+}

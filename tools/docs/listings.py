@@ -1,0 +1,170 @@
+"""Parts of pages that are made from the code, the recipes and the measurements.
+
+A page asks for one by a comment of its own line:
+
+    <!-- docs: models -->                       the backbones of each family
+    <!-- docs: recipes -->                      the recipes in the package
+    <!-- docs: figure NAME, DESCRIPTION -->     a figure of `softline analyze` with its command and numbers
+    <!-- docs: section FILE, HEADING -->        the text under a heading of another file of the repository
+    <!-- speed: NAME TABLE --> <!-- /speed -->  a table of measurements, see tools/make_speed_table.py
+"""
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import figures
+import timm
+import yaml
+from docstrings import inline, references, to_markdown
+from mkdocs.exceptions import PluginError
+
+import softline.ops
+from softline.backbones import MODEL_NAMES
+from softline.bench.catalog import REPORTED_TOP1
+from softline.checkpoints import FAMILIES
+from softline.engine.reading import list_recipes, merge
+from softline.ops.inputs import check_option
+
+ROOT = Path(__file__).parents[2]
+REQUEST = re.compile(r"^<!-- docs: (?P<what>\w+)(?: (?P<rest>.*?))? -->$", flags=re.MULTILINE)
+TASKS = ("classification", "detection", "segmentation", "sequence")
+
+
+def fill(markdown: str, page: str) -> str:
+    """The page with every request answered."""
+
+    def answer(match: re.Match[str]) -> str:
+        if match["what"] not in REQUESTS:
+            raise PluginError(f"{page}: a listing is one of {', '.join(REQUESTS)}; got {match['what']!r}")
+        return REQUESTS[match["what"]](*(match["rest"] or "").split(", "))
+
+    try:
+        markdown = speed_tables().fill(markdown, ROOT / "benchmarks" / "results")
+        return REQUEST.sub(answer, markdown)
+    except ValueError as error:
+        raise PluginError(f"{page}: {error}") from error
+
+
+@cache
+def speed_tables() -> ModuleType:
+    """tools/make_speed_table.py, which is a script."""
+    spec = importlib.util.spec_from_file_location("make_speed_table", ROOT / "tools" / "make_speed_table.py")
+    assert spec is not None, "the script is there"
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def described_table(head: list[str], rows: list[list[str]]) -> str:
+    """A table whose last column is text, which has most of the width."""
+    return f'<div class="described" markdown>\n\n{table(head, rows)}\n\n</div>'
+
+
+def section(path: str, heading: str) -> str:
+    """The text under a heading of a Markdown file, up to the next heading that is as high."""
+    text = (ROOT / path).read_text()
+    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^\1 |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise ValueError(f"{path} has no heading {heading!r}")
+    return found[2].strip()
+
+
+@cache
+def models(_: str = "") -> str:
+    """For each family its description and a table of its models."""
+    families: dict[str, list[str]] = {module.__name__: [] for module in FAMILIES.values()}
+    for name in MODEL_NAMES:
+        families[timm.model_entrypoint(name).__module__].append(name)
+    return "\n\n".join(_family(module, names) for module, names in families.items())
+
+
+def _family(module: str, names: list[str]) -> str:
+    documentation = importlib.import_module(module).__doc__
+    assert documentation is not None, "every family says what it is"
+    head = ["name", "image", "parameters", "reported top-1"]
+    text = to_markdown(documentation, references())
+    return f"### {module.rpartition('.')[2]}\n\n{text}\n\n{table(head, [_model(name) for name in names])}"
+
+
+def _model(name: str) -> list[str]:
+    model = timm.create_model(name, device="meta")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    configuration = timm.get_pretrained_cfg(name)
+    assert configuration is not None, "every registered model has a configuration"
+    top1 = REPORTED_TOP1.get(name)
+    millions = f"{parameters / 1e6:.1f} M" if parameters >= 1e6 else f"{parameters / 1e6:.2f} M"
+    return [f"`{name}`", str(configuration.input_size[-1]), millions, "" if top1 is None else f"{top1:.1f}"]
+
+
+@cache
+def recipes(_: str = "") -> str:
+    """For each task a table of its recipes."""
+    texts = {name: (files("softline") / "recipes" / f"{name}.yaml").read_text() for name in list_recipes()}
+    contents = {name: _resolve(name, texts) for name in texts}
+    parts = []
+    for task in TASKS:
+        rows = [_recipe(name, texts[name], contents[name]) for name in texts if contents[name]["task"] == task]
+        parts.append(f"### {task.capitalize()}\n\n{described_table(['recipe', 'model', ''], rows)}")
+    left = [name for name in texts if contents[name]["task"] not in TASKS]
+    if left:
+        raise ValueError(f"recipes of a task that tools/docs/listings.py does not list: {', '.join(left)}")
+    return "\n\n".join(parts)
+
+
+def _resolve(name: str, texts: dict[str, str]) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(texts[name])
+    base = content.get("base")
+    return content if base is None else merge(_resolve(base, texts), content)
+
+
+def _recipe(name: str, text: str, content: dict[str, Any]) -> list[str]:
+    base = yaml.safe_load(text).get("base")
+    sentence = _first_sentence(text)
+    comment = inline(f"{sentence[:1].upper()}{sentence[1:].removesuffix('.')}.", {}) if sentence else ""
+    based = [] if base is None else [f"Based on `{base}`."]
+    return [f"`{name}`", f"`{content['model']['name']}`", " ".join([*based, comment])]
+
+
+def _first_sentence(text: str) -> str:
+    """Of the comment that a file begins with, up to a colon that ends a line; nothing if it begins otherwise."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith("# ") or (lines and lines[-1].endswith(":")):
+            break
+        lines.append(line.removeprefix("# "))
+    # a full stop before a digit, as in "Fig. 5", ends nothing
+    return re.split(r"(?<=\.) (?=\D)", " ".join(lines))[0].rstrip(":")
+
+
+def figure(name: str, description: str) -> str:
+    check_option("a figure", name, figures.TABLES)
+    text, tables = figures.figure(name, description)
+    return "\n\n".join([text, *(table(head, rows) for head, rows in tables)])
+
+
+def operator_reference() -> str:
+    """The reference of `softline.ops`: a section for each file."""
+    modules: dict[str, list[str]] = {}
+    for name in softline.ops.__all__:
+        home = getattr(getattr(softline.ops, name), "__module__", "softline.ops.linear")
+        modules.setdefault(home, []).append(name)
+    parts = [f"# Operators\n\n{to_markdown(softline.ops.__doc__ or '', references())}"]
+    for module, names in sorted(modules.items()):
+        members = "".join(f"        - {name}\n" for name in names)
+        parts.append(f"::: {module}\n    options:\n      members:\n{members}")
+    return "\n\n".join(parts)
+
+
+REQUESTS: dict[str, Callable[..., str]] = {"models": models, "recipes": recipes, "figure": figure, "section": section}
