@@ -11,16 +11,20 @@ from typing import Any
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 STEPS = (0, 5, 10, 15, 20, 30)
-NORMS = ("inverse", "normalized", "newton", "newton_normalized")
+NORMS = ("inverse", "normalized", "attention", "attention_normalized")
 
 Table = tuple[list[str], list[list[str]]]
 
 
-def figure(kind: str, description: str) -> tuple[str, list[Table]]:
-    """Markdown of the figure and its command, and the tables of its numbers."""
+def figure(name: str, description: str) -> tuple[str, list[Table]]:
+    """Markdown of the figure and its command, and the tables of its numbers.
+
+    name: the analysis, or the analysis and what tells the figure from another of its kind (``locality_deit``).
+    """
+    kind = name.partition("_")[0]
     # pictures are photographs in part
-    image = FIGURES / f"{kind}.{'png' if kind == 'heatmap' else 'svg'}"
-    numbers = FIGURES / f"{kind}.json"
+    image = FIGURES / f"{name}.{'png' if kind == 'heatmap' else 'svg'}"
+    numbers = FIGURES / f"{name}.json"
     for path in (image, numbers):
         if not path.is_file():
             raise ValueError(f"{path.relative_to(FIGURES.parents[1])} is not there: make it by softline analyze {kind}")
@@ -44,12 +48,13 @@ def _newton(content: dict[str, Any]) -> list[Table]:
 
 
 def _spectrum(content: dict[str, Any]) -> list[Table]:
-    head = ["spectral norm", "m", "inverse", "normalised", "Newton's iterate", "normalised"]
+    head = ["spectral norm", "m", "rank", "inverse", "normalised", "attention", "normalised"]
     rows = []
     for name, one in content.items():
-        rows += [[name, str(norm["landmarks"]), *(f"{norm[key]:.3g}" for key in NORMS)] for norm in one["norms"]]
+        for norm in one["norms"]:
+            rows.append([name, str(norm["landmarks"]), f"{norm['rank']:g}", *(f"{norm[key]:.3g}" for key in NORMS)])
         powers = [one["exponents"][key] for key in NORMS]
-        rows.append([name, "exponent p", *("-" if power is None else f"{power:.2f}" for power in powers)])
+        rows.append([name, "exponent p", "", *("-" if power is None else f"{power:.2f}" for power in powers)])
     return [(head, rows)]
 
 
