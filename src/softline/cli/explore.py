@@ -1,6 +1,7 @@
 """``softline explore``: a page in the browser that shows what two models look at."""
 
 import argparse
+import importlib.util
 import signal
 import threading
 import webbrowser
@@ -36,8 +37,9 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    # what is missing is better found out first
-    import gradio  # noqa: F401
+    # found out first; gradio is imported when it has a folder of its own, or it makes another that stays
+    if importlib.util.find_spec("gradio") is None:
+        raise ModuleNotFoundError("No module named 'gradio'", name="gradio")
 
     from softline.explorer.catalog import find_choices
     from softline.explorer.server import LOCAL, serve

@@ -52,8 +52,8 @@ INTRODUCTION = (
     "of the image to describe the one you clicked, in one layer of its attention.</p>"
 )
 LIMITS = (
-    f"At most {MAX_BYTES / 1e6:.0f} MB and {MAX_PIXELS / 1e6:.0f} million pixels; {', '.join(FORMATS)}. "
-    "Models see the square in its middle. It stays on this computer."
+    f"At most {MAX_BYTES / 2**20:.0f} MB and {MAX_PIXELS / 1e6:.0f} million pixels; {', '.join(FORMATS)}. "
+    "Models see the square in its middle. It goes nowhere but to the computer that runs this page."
 )
 
 
@@ -256,18 +256,18 @@ def _side(name: str, page: Page, model: str) -> Side:
     with gr.Column(elem_classes=["side", f"side-{name.lower()}"], min_width=220):
         gr.HTML(f"<h2>{name}</h2>")
         with gr.Row():
-            chosen = gr.Dropdown(list(page.explorer.choices), value=model, label="Model", min_width=160, scale=3)
+            chosen = gr.Dropdown(list(page.explorer.choices), value=model, label="Model", min_width=240, scale=3)
             attention = gr.Dropdown(
                 list(choice.attentions),
                 value=OWN,
                 label="Attention",
-                min_width=110,
+                min_width=130,
                 scale=2,
                 interactive=not choice.trained,
             )
         with gr.Row():
-            layer = gr.Dropdown([("first", 0)], value=0, label="Layer", min_width=160, scale=3, interactive=True)
-            head = gr.Dropdown(_heads(0), value=MEAN, label="Head", min_width=110, scale=2, interactive=True)
+            layer = gr.Dropdown([("first", 0)], value=0, label="Layer", min_width=240, scale=3, interactive=True)
+            head = gr.Dropdown(_heads(0), value=MEAN, label="Head", min_width=130, scale=2, interactive=True)
         picture = _picture(f"Map of {name}", f"map-{name.lower()}")
         gr.HTML(facts.LEGEND)
         with gr.Column(elem_classes=["numbers"]):
@@ -341,4 +341,10 @@ def theme() -> gr.themes.Base:
         font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
         font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
         radius_size="md",
+    ).set(
+        # gradio's own greys are hard to read on white
+        body_text_color_subdued="*neutral_600",
+        block_info_text_color="*neutral_600",
+        body_text_color_subdued_dark="*neutral_300",
+        block_info_text_color_dark="*neutral_300",
     )

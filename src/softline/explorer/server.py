@@ -80,19 +80,27 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 @contextmanager
 def _running(blocks: "gr.Blocks", folder: Path, host: str, listening: socket.socket) -> Iterator[None]:
+    import gradio as gr
     import uvicorn
 
-    hosts = LOCAL_NAMES if host in LOCAL else None
-    app = Gate(_mounted(blocks), folder, hosts=hosts)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=END_SECONDS, ws="none")
-    server = uvicorn.Server(config)
+    mounted = _mounted(blocks)
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # browsers keep connections open for news: these end by it
+            for route in mounted.routes:
+                if isinstance(inner := getattr(route, "app", None), gr.routes.App):
+                    inner.stop_event.set()
+            await super().shutdown(sockets)
+
+    gate = Gate(mounted, folder, hosts=LOCAL_NAMES if host in LOCAL else None)
+    server = Server(uvicorn.Config(gate, log_level="warning", timeout_graceful_shutdown=END_SECONDS, ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
         _wait_for(server, thread)
         yield
     finally:
-        # connections that stay open for news of the queue end by this
         blocks.close(verbose=False)
         server.should_exit = True
         thread.join()

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from softline.data.images import check_bits
 from softline.data.interface import UNREADABLE, CorruptImageError, describe
 
-MAX_BYTES = 20 * 10**6
+MAX_BYTES = 20 * 2**20
 MAX_PIXELS = 50 * 10**6
 # a patch of DeiT
 MIN_SIDE = 16
@@ -29,7 +29,9 @@ def read_upload(path: Path, *, name: str) -> Image.Image:
     """
     size = path.stat().st_size
     if size > MAX_BYTES:
-        raise RefusedImageError(f"{name} has {size / 1e6:,.0f} MB; at most {MAX_BYTES / 1e6:.0f} MB can be uploaded")
+        raise RefusedImageError(
+            f"{name} has {size / 2**20:,.0f} MB; at most {MAX_BYTES / 2**20:.0f} MB can be uploaded"
+        )
     with path.open("rb") as file, warnings.catch_warnings():
         # Pillow warns of large images before it refuses larger ones; the limit here is lower
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)

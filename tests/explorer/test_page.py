@@ -1,0 +1,151 @@
+import pytest
+
+gr = pytest.importorskip("gradio")
+
+from softline.explorer import page as module  # noqa: E402
+from softline.explorer.catalog import OWN, find_choices  # noqa: E402
+from softline.explorer.page import MEAN, Page, read_asked, read_click, read_size  # noqa: E402
+from softline.explorer.view import Asked, Explorer  # noqa: E402
+from tests.explorer.images import write_photo, write_text  # noqa: E402
+
+MICRO = "softpp_micro (untrained)"
+ASKED = (MICRO, OWN, 0, MEAN)
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    """What the page has warned of."""
+    texts = []
+    monkeypatch.setattr(module.gr, "Warning", lambda text, **_: texts.append(text))
+    return texts
+
+
+@pytest.fixture
+def page(tmp_path):
+    return Page(Explorer(find_choices([])), tmp_path)
+
+
+def test_both_sides_and_the_photograph_are_shown(page):
+    photograph, *sides = page.show("cat", None, 64, (0.5, 0.5), *ASKED, *ASKED)
+    assert photograph.size == (560, 560)
+    assert len(sides) == 12
+    attention, layer, head, picture, answer, details = sides[:6]
+    assert picture.size == (560, 560)
+    assert (attention.value, layer.value, head.value) == (OWN, 0, MEAN)
+    assert "Newton residual" in answer
+    assert "Time for one image" in details
+    assert sides[9].tobytes() == picture.tobytes()
+
+
+def test_lists_follow_the_model(page):
+    _, layer, head, *_ = page.show_side("cat", None, 64, (0.5, 0.5), MICRO, "inline", 99, 99)
+    assert layer.choices[0] == ("stage 1, block 1 (inline)", 0)
+    assert (layer.value, head.value) == (0, MEAN)
+    assert head.choices[0] == (MEAN, MEAN)
+
+
+def test_a_click_moves_the_query(page):
+    event = gr.EventData(None, {"index": [140, 420], "value": None})
+    query, photograph, *sides = page.click(event, "cat", None, 64, (0.5, 0.5), *ASKED, *ASKED)
+    before = page.show("cat", None, 64, (0.5, 0.5), *ASKED, *ASKED)
+    assert query == (0.25, 0.75)
+    assert photograph.tobytes() != before[0].tobytes()
+    assert sides[3].tobytes() != before[4].tobytes()
+
+
+@pytest.mark.parametrize("data", [None, {}, {"index": None}, {"index": [1]}, {"index": ["a", 2]}, {"index": [9999, 5]}])
+def test_a_click_without_a_place_changes_nothing_but_says_so(page, warned, data):
+    query, *_ = page.click(gr.EventData(None, data), "cat", None, 64, (0.5, 0.5), *ASKED, *ASKED)
+    assert query == (0.5, 0.5)
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (("cat", 64, "/etc/passwd", OWN, 0, MEAN), "/etc/passwd"),
+        (("cat", 64, MICRO, "nonsense", 0, MEAN), "nonsense"),
+        (("cat", 64, MICRO, OWN, "x", MEAN), "a layer and a head are numbers"),
+        (("cat", 64, MICRO, OWN, 0, None), "a layer and a head are numbers"),
+        (("cat", 64, [MICRO], OWN, 0, MEAN), "choose one model"),
+        (("cat", 64, None, OWN, 0, MEAN), "choose one model"),
+        (("dog", 64, *ASKED), "there is no photograph"),
+        (("cat", 5000, *ASKED), "from 28 to 1024"),
+        (("cat", None, *ASKED), "whole number of pixels"),
+        (("cat", 64.5, *ASKED), "whole number of pixels"),
+        (("cat", 28, "softpp_tiny (untrained)", OWN, 0, MEAN), "at least 29 x 29"),
+    ],
+)
+def test_a_side_says_why_it_shows_no_map(page, values, message):
+    name, size, *asked = values
+    *_, picture, answer, details = page.show_side(name, None, size, (0.5, 0.5), *asked)
+    assert picture is None
+    assert 'role="alert"' in answer
+    assert message in answer
+    assert details == ""
+
+
+def test_a_checkpoint_that_cannot_be_read_is_a_message(tmp_path):
+    (tmp_path / "best.pt").write_text("no checkpoint")
+    page = Page(Explorer(find_choices([str(tmp_path)])), tmp_path)
+    *_, picture, answer, _ = page.show_side("cat", None, 64, (0.5, 0.5), str(tmp_path), OWN, 0, MEAN)
+    assert picture is None
+    assert "best.pt" in answer
+
+
+def test_an_upload_is_added_to_the_photographs_and_chosen(page, tmp_path):
+    path = write_photo(tmp_path / "stored.png")
+    photo, photos = page.receive({"path": str(path), "orig_name": "holiday.png"})
+    assert photos.value == photo.name == "yours: holiday.png"
+    assert [value for _, value in photos.choices] == ["cat", "coffee", "yours: holiday.png"]
+    assert page.photo(photo.name, photo) is photo
+
+
+def test_a_refused_upload_leaves_the_page_as_it_is(page, tmp_path, warned):
+    updates = page.receive({"path": str(write_text(tmp_path / "a.jpg")), "orig_name": "<i>.jpg"})
+    assert updates == [gr.skip(), gr.skip()]
+    assert len(warned) == 1
+    assert warned[0].startswith("&lt;i&gt;.jpg cannot be read as an image")
+
+
+@pytest.mark.parametrize("upload", [None, "x", {}, {"path": 5}, {"path": "/etc/passwd"}, {"path": "../x"}])
+def test_a_forged_upload_is_refused(page, warned, upload):
+    page.receive(upload)
+    assert warned == ["only files that were uploaded here are read"]
+
+
+def test_a_link_out_of_the_folder_is_refused(page, tmp_path_factory, tmp_path, warned):
+    secret = write_photo(tmp_path_factory.mktemp("elsewhere") / "secret.png")
+    (tmp_path / "link.png").symlink_to(secret)
+    page.receive({"path": str(tmp_path / "link.png")})
+    assert warned == ["only files that were uploaded here are read"]
+
+
+def test_details_come_for_both_sides_and_are_compared(page):
+    a, b, line = page.details(64, *ASKED, *ASKED)
+    assert a == b
+    assert "ms" in a
+    assert line.count("bar") == 2
+
+
+def test_details_of_a_side_that_shows_nothing_are_empty(page):
+    a, b, line = page.details(64, MICRO, "nonsense", 0, MEAN, *ASKED)
+    assert a == ""
+    assert "ms" in b
+    assert line.count("bar") == 1
+    assert page.details(None, *ASKED, *ASKED) == ["", "", ""]
+
+
+def test_checkpoints_come_first(checkpoint, tmp_path):
+    page = Page(Explorer(find_choices([str(checkpoint)])), tmp_path)
+    assert page.default_models() == (str(checkpoint.parent), "softpp_tiny (untrained)")
+
+
+def test_values_of_the_browser_are_read():
+    assert read_asked("m", "a", 2, 1) == Asked("m", "a", 2, 1)
+    assert read_asked("m", "a", 2, MEAN).head is None
+    assert read_size(224.0) == 224
+    assert read_click({"index": [0, 560]}) == (0, 1)
+    for size in (True, "224", float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="whole number"):
+            read_size(size)

@@ -1,0 +1,198 @@
+"""Real requests to a running server."""
+
+import json
+import signal
+import socket
+import uuid
+
+import pytest
+
+pytest.importorskip("gradio")
+import httpx
+
+from softline.explorer.catalog import OWN
+from softline.explorer.page import MEAN
+from softline.explorer.server import listen
+from tests.explorer.images import write_bomb, write_photo, write_text, write_truncated
+from tests.explorer.running import explore, free_port
+
+MICRO = "softpp_micro (untrained)"
+ASKED = [MICRO, OWN, 0, MEAN]
+SHOW = ["cat", None, 64, None, *ASKED, *ASKED]
+API = "gradio_api"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with explore(tmp_path_factory.mktemp("server"), "--port", free_port()) as server:
+        yield server
+        assert server.end(signal.SIGTERM) == 0
+    # whatever was asked of it
+    *_, hint, empty, last = server.log.read_text().splitlines()
+    assert (hint, empty, last) == ("Ctrl-C ends it", "", "ended")
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    # requests to this machine go through no proxy
+    with httpx.Client(base_url=server.address, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def event_of(client, function):
+    """The number of the first event that calls a function of the page."""
+    events = client.get("config").json()["dependencies"]
+    return next(event["id"] for event in events if event["api_name"] == function)
+
+
+def send(client, function, data, *, event_data=None):
+    """The answer to the request, and the messages that come for it."""
+    session = uuid.uuid4().hex
+    body = {"data": data, "fn_index": event_of(client, function), "session_hash": session, "event_data": event_data}
+    joined = client.post(f"{API}/queue/join", json=body)
+    messages = []
+    if joined.status_code == 200:
+        with client.stream("GET", f"{API}/queue/data", params={"session_hash": session}) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("data:"):
+                    messages.append(json.loads(line.removeprefix("data:")))
+                    if messages[-1]["msg"] in ("process_completed", "close_stream"):
+                        break
+    return joined, messages
+
+
+def result(messages):
+    (done,) = [message for message in messages if message["msg"] == "process_completed"]
+    assert done["success"], done
+    return done["output"]["data"]
+
+
+def warnings_of(messages):
+    return [message["log"] for message in messages if message["msg"] == "log"]
+
+
+def upload(client, path):
+    """What the browser then knows of the file."""
+    with path.open("rb") as file:
+        answer = client.post(f"{API}/upload", files={"files": (path.name, file)})
+    return answer, {"path": answer.json()[0], "orig_name": path.name, "meta": {"_type": "gradio.FileData"}}
+
+
+def assert_works(client):
+    shown = result(send(client, "show", SHOW)[1])
+    picture = client.get(shown[4]["url"])
+    assert (picture.status_code, picture.headers["content-type"]) == (200, "image/jpeg")
+
+
+def test_the_page_is_served_and_shows_maps(client):
+    answer = client.get("/")
+    assert answer.status_code == 200
+    assert "softline explorer" in answer.text
+    assert "fonts.googleapis" not in answer.text
+    assert_works(client)
+
+
+def test_no_function_is_open_to_programs(client):
+    assert client.get(f"{API}/info").json() == {"named_endpoints": {}, "unnamed_endpoints": {}}
+    for path in (f"{API}/call/show", f"{API}/run/show", f"{API}/api/show"):
+        assert client.post(path, json={"data": SHOW}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "file=/etc/passwd",
+        "file=%2Fetc%2Fpasswd",
+        "file=%252Fetc%252Fpasswd",
+        "file=../../../../../../etc/passwd",
+        "file=..%2f..%2f..%2f..%2f..%2f..%2fetc/passwd",
+        "file={folder}/../../../../../etc/passwd",
+        "file={folder}%2f..%2f..%2f..%2f..%2fetc/passwd",
+        "file=file:///etc/passwd",
+        "file=http://127.0.0.1:1/",
+        "file/etc/passwd",
+        "proxy=http://127.0.0.1:1/",
+    ],
+)
+def test_no_other_file_is_served(server, client, path):
+    path = path.format(folder=server.folder)
+    # as it stands: a client would tidy it up
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
+        host = f"{client.base_url.host}:{client.base_url.port}"
+        raw.sendall(f"GET /{API}/{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: raw.recv(65536), b""))
+    assert answer.startswith((b"HTTP/1.1 403", b"HTTP/1.1 404"))
+    assert b"root:" not in answer
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../../etc/passwd", "http://127.0.0.1:1/a.png"])
+def test_a_forged_upload_is_refused(client, path):
+    joined, _ = send(client, "receive", [{"path": path, "meta": {"_type": "gradio.FileData"}}])
+    assert joined.status_code == 403
+    assert_works(client)
+
+
+def test_a_forged_model_is_a_message(client):
+    for model in ("/etc/passwd", "resnet50", "hf-hub:someone/model"):
+        shown = result(send(client, "show_side", [*SHOW[:4], model, OWN, 0, MEAN])[1])
+        assert 'role="alert"' in shown[4]
+        assert shown[3] is None
+    assert_works(client)
+
+
+def test_a_click_is_answered(client):
+    data = {"index": [100, 200], "value": None}
+    clicked = result(send(client, "click", SHOW, event_data=data)[1])
+    before = result(send(client, "show", SHOW)[1])
+    assert clicked[5]["url"] != before[4]["url"]
+
+
+def test_an_upload_is_shown(client, tmp_path):
+    answer, file = upload(client, write_photo(tmp_path / "photo.png"))
+    assert answer.status_code == 200
+    _, photos = result(send(client, "receive", [file])[1])
+    assert photos["value"] == "yours: photo.png"
+
+
+@pytest.mark.parametrize("write", [write_text, write_truncated, write_bomb])
+def test_a_bad_upload_is_answered_with_a_message(client, tmp_path, write):
+    path = tmp_path / "photo.png"
+    write(path)
+    path = path.rename(tmp_path / "photo.jpg")
+    _, file = upload(client, path)
+    _, messages = send(client, "receive", [file])
+    result(messages)
+    (text,) = warnings_of(messages)
+    assert text.startswith("photo.jpg cannot be read as an image")
+    assert_works(client)
+
+
+def test_a_file_that_is_too_large_is_not_stored(client, tmp_path):
+    path = tmp_path / "large.jpg"
+    with path.open("wb") as file:
+        file.truncate(25 * 2**20)
+    with path.open("rb") as file:
+        answer = client.post(f"{API}/upload", files={"files": ("large.jpg", file)})
+    assert answer.status_code == 413
+    assert "maximum allowed size" in answer.text
+    assert_works(client)
+
+
+def test_a_page_of_another_name_is_refused(client):
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
+
+
+def test_a_named_port_that_is_taken_is_a_message_and_another_is_found_without_one():
+    with listen("127.0.0.1", int(free_port())) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 is taken"):
+            listen("127.0.0.1", port)
+    with listen("127.0.0.1", None) as one, listen("127.0.0.1", None) as other:
+        assert one.getsockname()[1] < other.getsockname()[1]
+
+
+def test_a_host_that_is_not_this_machine_is_a_message():
+    with pytest.raises(ValueError, match=r"cannot listen on 192\.0\.2\.1"):
+        listen("192.0.2.1", None)
+    with pytest.raises(ValueError, match="cannot listen on no such host"):
+        listen("no such host", None)
