@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 
 import softline
-from softline.cli import analyze, bench, compare, convert, evaluate, lra, models, predict, quickstart, train
+from softline.cli import analyze, bench, compare, convert, evaluate, explore, lra, models, predict, quickstart, train
 
-COMMANDS = (quickstart, train, evaluate, predict, compare, lra, bench, analyze, models, convert)
+COMMANDS = (quickstart, train, evaluate, predict, compare, lra, bench, analyze, explore, models, convert)
 
 # packages of the extras, by the extra that brings them
 EXTRAS = {
     **dict.fromkeys(("accelerate", "jsonargparse", "matplotlib", "rich", "tensorboard", "torchmetrics"), "train"),
+    "gradio": "explore",
     **dict.fromkeys(("faster_coco_eval", "segmentation_models_pytorch"), "dense"),
 }
 
