@@ -149,7 +149,7 @@ def _first_sentence(text: str) -> str:
 
 
 def figure(name: str, description: str) -> str:
-    check_option("a figure", name, figures.TABLES)
+    check_option("a figure", name.partition("_")[0], figures.TABLES)
     text, tables = figures.figure(name, description)
     return "\n\n".join([text, *(table(head, rows) for head, rows in tables)])
 
