@@ -191,8 +191,8 @@ def plot_comparison(comparison: "Comparison", path: Path) -> None:
 
 
 def comparison_colors(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each variant; attentions keep theirs in every figure."""
-    free = [color for color in PALETTE if color not in {COLORS.get(name) for name in names}]
+    """A colour for each variant; softmax, SOFT++ and InLine keep theirs in every figure, and no other has it."""
+    free = [color for color in PALETTE if color not in COLORS.values()]
     others = [name for name in names if name not in COLORS]
     return {name: COLORS.get(name) or free[others.index(name) % len(free)] for name in names}
 
