@@ -57,10 +57,11 @@ def _add_models(parser: argparse.ArgumentParser, *, count: int, optional: bool =
     parser.add_argument("models", nargs="*" if optional else "+", metavar="MODEL", help=MODELS_HELP)
     parser.add_argument(
         "--images",
-        nargs="+",
+        action="append",
         default=[],
         metavar="PATH",
-        help="image files or folders (default: a checkpoint's own validation images, else two photographs)",
+        help="an image file or a folder of images; may be repeated (default: a checkpoint's own validation images, "
+        "else two photographs)",
     )
     parser.add_argument("--count", type=int, default=count, metavar="N", help=f"images at most (default: {count})")
     parser.add_argument("--size", type=int, metavar="PIXELS", help="side of the images (default: the model's own)")
@@ -88,7 +89,7 @@ def _add_heatmap(kinds: Commands) -> None:
         "--layers",
         type=integers,
         metavar="N,...",
-        help="from 0, or from the end as -1 (default: the first of each stage)",
+        help="from 0, or from the end as in --layers=-2,-1 (default: the first of each stage)",
     )
     parser.add_argument(
         "--heads", type=_heads, default=[None], metavar="N,...", help="from 0, or mean (default: mean of all heads)"
