@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from softline.analysis.heatmap import cell_at, heat_maps, plot_heat_maps, query_map, rollout
+from softline.analysis.heatmap import _to_finer, cell_at, heat_maps, plot_heat_maps, query_map, rollout
 from softline.backbones.inspection import find_backbone
 from tests.analysis.conftest import make_subject
 
@@ -73,6 +73,27 @@ def test_a_network_that_does_not_mix_tokens_depends_on_all_alike(pictures):
             given.layer.attention.qkv.weight.zero_()
     values = rollout(find_backbone(subject.model), seen)[0]
     torch.testing.assert_close(values, torch.full((8, 8), 1 / 64))
+
+
+def test_shares_go_evenly_to_what_a_token_covers():
+    subject = make_subject("softmax")
+    seen, _ = subject.look(torch.randn(1, 3, 28, 28))
+    fine, coarse = seen[0], seen[1]
+    assert (fine.grid_size, coarse.grid_size) == ((7, 7), (4, 4))
+    share = torch.rand(1, 16)
+    grid = _to_finer(share, coarse, fine).reshape(7, 7)
+    for row in range(4):
+        for column in range(4):
+            covered = grid[2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+            torch.testing.assert_close(covered.sum(), share[0, 4 * row + column])
+            assert covered.max() == covered.min()
+
+
+def test_layers_come_in_the_order_they_were_asked_for(pictures):
+    subject = make_subject()
+    layers = [subject.layers[2], subject.layers[0]]
+    _, maps = heat_maps(subject, pictures[0], (0.5, 0.5), layers, [None])
+    assert [one.column.rpartition(",")[0] for one in maps] == ["stage 3, block 1", "stage 1, block 1"]
 
 
 def test_maps_can_be_written_as_plain_numbers(pictures):

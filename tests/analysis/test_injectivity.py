@@ -76,6 +76,22 @@ def test_confusions_are_pairs_far_apart_with_weights_alike():
     assert sum(found.by_layer.values()) == pytest.approx(expected)
 
 
+def test_padding_inside_windows_is_no_query():
+    subject = make_subject("inline", "inline_swin_tiny", window_size=7, stage_types="ISSS")
+    found = count_confusions(subject, make_pictures(1, (64, 64)), size=64, query_distance=0.0, weight_distance=1e6)
+    # 16 tokens along an axis in windows of 7, without and with a shift by 3; three heads
+    pairs = sum(
+        (rows * columns) * (rows * columns - 1) // 2
+        for sides in ((7, 7, 2), (7, 6, 3))
+        for rows in sides
+        for columns in sides
+    )
+    assert found.pairs == 3 * pairs
+    assert found.per_image == [found.pairs]
+    assert len(found.left_out) == 10
+    assert "PositionBiasAttention" in found.left_out[0]
+
+
 def test_thresholds_move_the_count(pictures):
     subject = make_subject("softmax")
     strict, loose = (

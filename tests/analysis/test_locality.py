@@ -3,8 +3,10 @@ import torch
 
 from softline import ATTENTIONS
 from softline.analysis.locality import (
+    _neighbours,
     chance,
     hidden_keys,
+    key_names,
     leave_out,
     local_mass,
     local_masses,
@@ -12,6 +14,7 @@ from softline.analysis.locality import (
     plot_locality,
 )
 from softline.attention.registry import create_attention
+from softline.bench.cost import peak_bytes
 from tests.analysis.conftest import make_pictures, make_subject
 
 
@@ -71,7 +74,7 @@ def test_even_weights_have_the_mass_of_chance(pictures):
 def test_only_grids_larger_than_the_window_are_measured(pictures):
     found = local_masses(make_subject("softmax"), pictures)
     assert [one.grid_size for one in found] == [(8, 8), (4, 4)]
-    with pytest.raises(ValueError, match="no layer whose grid is larger than 9 x 9 tokens"):
+    with pytest.raises(ValueError, match="no layer that sees a grid of more than 9 x 9 tokens"):
         local_masses(make_subject("softmax"), pictures, side=9)
 
 
@@ -150,6 +153,60 @@ def test_accuracies_name_what_is_hidden_and_where():
     assert found[1].layers == ["stage 1, block 1", "stage 2, block 1"]
     assert found[3].layers == ["stage 1, block 1"]
     assert all(0 <= one.top1 <= 1 for one in found)
+
+
+def test_chance_is_that_of_every_query_counted():
+    subject = make_subject("softmax", "inline_deit_tiny", img_size=(48, 80), depth=1)
+    (given,), _ = subject.look(torch.randn(1, 3, 48, 80))
+    assert given.grid_size == (3, 5)
+    near = _neighbours((3, 5), 3, torch.device("cpu"))(torch.arange(15))
+    assert chance(given) == pytest.approx(float(near.sum(-1).float().mean()) / 16)
+
+
+def test_layers_that_see_windows_alone_are_left_out():
+    subject = make_subject("inline", "inline_cswin_tiny")
+    found = local_masses(subject, make_pictures(1, (128, 128)), size=128)
+    assert {one.layer.partition(",")[0] for one in found} == {"stage 1", "stage 2", "stage 4"}
+
+
+def test_masses_of_many_tokens_take_no_memory_of_all_pairs():
+    subject = make_subject("inline")
+    (given, *_), _ = subject.look(torch.randn(1, 3, 384, 384))
+    assert given.tokens == 9216
+    pairs = 9216**2 * 4
+    assert peak_bytes(lambda: (local_mass(given), chance(given))) < pairs
+
+
+def test_keys_of_windows_cannot_be_hidden():
+    subject = make_subject("softmax", "inline_swin_tiny")
+    with pytest.raises(ValueError, match="softmax attends inside windows: keys cannot be hidden there"):
+        masked_accuracies(subject, Labelled(make_pictures(1, (64, 64))), count=1, size=64)
+
+
+def test_accuracy_of_too_many_tokens_is_refused(monkeypatch):
+    monkeypatch.setattr("softline.analysis.locality.MOST_WEIGHTS_BYTES", 1000)
+    with pytest.raises(ValueError, match="hiding keys needs all N x N weights of a layer"):
+        masked_accuracies(make_subject("inline"), Labelled(make_pictures(1)), count=1)
+
+
+def test_the_batch_does_not_change_the_accuracy(monkeypatch):
+    subject, source = make_subject("inline"), Labelled(make_pictures(6))
+    whole = masked_accuracies(subject, source, count=6)
+    monkeypatch.setattr("softline.analysis.locality.WEIGHTS_BYTES", 1)
+    assert masked_accuracies(subject, source, count=6) == whole
+
+
+def test_models_of_different_depth_share_a_figure(pictures):
+    pyramid, flat = make_subject("inline"), make_subject("softmax", "inline_deit_tiny", img_size=96, depth=3)
+    masses = {"one": local_masses(pyramid, pictures), "other": local_masses(flat, pictures, size=96)}
+    accuracies = {
+        "one": masked_accuracies(pyramid, Labelled(make_pictures(4)), count=4),
+        "other": masked_accuracies(flat, Labelled(make_pictures(4)), count=4, sides=(3, 5), size=96),
+    }
+    figure = plot_locality(masses, accuracies)
+    labels = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    assert labels == ["layer 1", "layer 2", "layer 3"]
+    assert key_names(accuracies)[:2] == ["none", "local 3x3"]
 
 
 def test_other_classes_are_refused():

@@ -3,7 +3,7 @@ import torch
 
 from softline import ops
 from softline.analysis.newton import landmark_matrix, layer_residual, newton_convergence, plot_newton, soft_layers
-from tests.analysis.conftest import make_subject
+from tests.analysis.conftest import make_pictures, make_subject
 
 
 def test_residuals_follow_the_closed_form_of_the_iteration():
@@ -61,6 +61,36 @@ def test_a_layer_without_newton_has_no_residual(pictures):
     for subject in (make_subject("softmax"), make_subject("softpp", attention_options={"inverse": "pinv"})):
         (given, *_), _ = subject.look(subject.prepare(pictures[0].image)[None])
         assert layer_residual(given) is None
+
+
+def test_an_iterate_that_overflows_has_an_infinite_residual():
+    # beyond the edge of convergence every step squares the error
+    A = torch.diag_embed(torch.tensor([[1.0, 1e-6], [1.0, 0.5]]))[:, None]
+    many = ops.newton_residuals(A, iterations=60)
+    assert many[:40].isfinite().all()
+    broken = torch.eye(3).expand(2, 1, 3, 3).clone()
+    broken[0] = torch.inf
+    assert ops.newton_residuals(broken, iterations=1)[0].tolist()[1][0] == 0
+
+
+def test_padded_windows_do_not_count_as_landmarks():
+    options = {"window_size": 7, "stage_types": "IIII", "attention_options": {"ratio": 1}}
+    subject = make_subject("softpp", "inline_swin_tiny", **options)
+    layers = soft_layers(subject)[:1]
+    picture = make_pictures(1, (64, 64))[0]
+    (given,), _ = subject.look(subject.prepare(picture.image, 64)[None], layers)
+    A = landmark_matrix(given)
+    mask = layers[0].attention.operands(given.x, given.grid_size, given.key_mask)["landmark_mask"]
+    assert not mask.all()
+    # a masked landmark is a unit row
+    hidden = A[(~mask)[:, None].expand(A.shape[:-1])]
+    torch.testing.assert_close(hidden.sum(-1), torch.ones(len(hidden)))
+
+
+def test_blocks_of_a_flat_network_are_called_so(pictures):
+    subject = make_subject("softpp", "inline_deit_tiny", img_size=64, depth=2)
+    stages = newton_convergence(subject, pictures[:1], iterations=2, size=64)
+    assert [one.name for one in stages] == ["block 1", "block 2"]
 
 
 def test_the_figure_has_a_panel_for_each_model(pictures):

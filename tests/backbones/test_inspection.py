@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
@@ -94,3 +96,36 @@ def test_tokens_outside_the_grid_are_refused():
     assert given.token(6, 4) == 34
     with pytest.raises(ValueError, match="query column must be at least 0 and below 5, got 5"):
         given.token(0, 5)
+
+
+@pytest.mark.parametrize("attention", ["inline", "softpp", "softmax"])
+@torch.no_grad()
+def test_padding_inside_windows_is_masked(attention):
+    # 64 / 4 = 16 rows in windows of 7 are padded to 21
+    model = timm.create_model("inline_swin_tiny", attention=attention, window_size=7, num_classes=2, stage_types="IIII")
+    model.eval()
+    layers = [replace(layer, attention=layer.inner) for layer in attention_layers(model)[:1]]
+    if attention == "softmax":
+        layers = attention_layers(model)[:1]
+    (given,), _ = look(model, torch.randn(1, 3, 64, 64), layers)
+    if attention == "softmax":
+        assert given.key_mask is None
+        assert not given.sees_all
+        return
+    assert given.key_mask.shape == (9, 49)
+    assert 0 < int((~given.key_mask).sum()) == 21**2 - 16**2
+    rows = given.rows()(torch.arange(49))
+    assert (
+        rows.transpose(2, 3).flatten(1, 2)[(~given.key_mask)[:, None].expand(-1, rows.shape[1], -1).flatten(1)] == 0
+    ).all()
+
+
+def test_windows_and_strips_do_not_see_all():
+    swin = timm.create_model("inline_swin_tiny", num_classes=2).eval()
+    seen, _ = look(swin, torch.randn(1, 3, 224, 224), attention_layers(swin))
+    # windows of 56 are the whole map; softmax's of the last stage as well
+    assert all(given.sees_all for given in seen)
+    cswin = timm.create_model("inline_cswin_tiny", num_classes=2).eval()
+    seen, _ = look(cswin, torch.randn(1, 3, 64, 64), attention_layers(cswin))
+    assert {given.sees_all for given in seen if given.layer.stage == 2} == {False}
+    assert {given.sees_all for given in seen if given.layer.stage == 0} == {True}

@@ -84,7 +84,7 @@ def test_masked_accuracy_is_of_trained_classifiers_alone(trained, tmp_path, caps
     checkpoint = trained / "run/best.pt"
     code, out, _ = analyze(capsys, "locality", checkpoint, "fresh=softpp_micro", "--count", "1", "--output", tmp_path)
     assert code == 0
-    assert "no accuracy of fresh" in out
+    assert "no accuracy: fresh was not trained by softline for classification" in out
     content = json.loads((tmp_path / "locality.json").read_text())
     assert set(content["masses"]) == {"softpp_micro", "fresh"}
     assert set(content["accuracies"]) == {"softpp_micro"}
@@ -105,6 +105,10 @@ def test_masked_accuracy_is_of_trained_classifiers_alone(trained, tmp_path, caps
         (["cost", "--attentions", "softmaxx"], "did you mean 'softmax'?"),
         (["cost", "--grids", "0"], "at least"),
         (["injectivity", "softpp_micro", "--query-distance", "-1"], "query_distance must be at least 0"),
+        (["injectivity", "--images", "here"], "--images are for models: name at least one MODEL"),
+        (["locality", "softpp_micro", "--accuracy-count", "-5"], "--accuracy-count must be at least 0, got -5"),
+        (["heatmap", "softpp_micro", "--seed", "99999999999999999999"], "seed must be below 2^63"),
+        (["cost", "--attentions", ""], "name at least one attention and one grid"),
     ],
 )
 def test_mistakes_end_in_a_message(tmp_path, capsys, arguments, message):
@@ -112,6 +116,26 @@ def test_mistakes_end_in_a_message(tmp_path, capsys, arguments, message):
     assert code == 2
     assert message in err
     assert "Traceback" not in err
+
+
+def test_numbers_stay_plain_whatever_happens(softpp, tmp_path, capsys):
+    arguments = [softpp, "command=softpp_micro", "--count", "1", "--iterations", "150", "--output", tmp_path]
+    assert analyze(capsys, "newton", *arguments)[0] == 0
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    content = json.loads((tmp_path / "newton.json").read_text(), parse_constant=refuse)
+    assert content["command"].startswith("softline analyze")
+    assert set(content["models"]) == {"softpp_micro", "command"}
+
+
+def test_images_of_16_bits_are_refused_without_advice_that_does_not_help(tmp_path, capsys):
+    Image.new("I;16", (40, 40)).save(tmp_path / "deep.png")
+    code, _, err = analyze(capsys, "heatmap", "softpp_micro", "--images", tmp_path / "deep.png", "--output", tmp_path)
+    assert code == 2
+    assert "deep.png cannot be used: 8 bits for each colour are needed" in err
+    assert "--skip-corrupt" not in err
 
 
 def test_an_empty_folder_is_named(tmp_path, capsys):

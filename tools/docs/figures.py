@@ -40,17 +40,17 @@ def figure(name: str, description: str) -> tuple[str, list[Table]]:
 
 def _newton(content: dict[str, Any]) -> list[Table]:
     rows = [
-        [name, str(one["stage"] + 1), str(one["landmarks"]), *(f"{one['mean'][step]:.1e}" for step in STEPS)]
-        for name, stages in content.items()
+        [name, one["name"], str(one["landmarks"]), *(f"{one['mean'][step]:.1e}" for step in STEPS)]
+        for name, stages in content["models"].items()
         for one in stages
     ]
-    return [(["mean residual", "stage", "m", *(f"k = {step}" for step in STEPS)], rows)]
+    return [(["mean residual", "where", "m", *(f"k = {step}" for step in STEPS)], rows)]
 
 
 def _spectrum(content: dict[str, Any]) -> list[Table]:
     head = ["spectral norm", "m", "rank", "inverse", "normalised", "attention", "normalised"]
     rows = []
-    for name, one in content.items():
+    for name, one in content["models"].items():
         for norm in one["norms"]:
             rows.append([name, str(norm["landmarks"]), f"{norm['rank']:g}", *(f"{norm[key]:.3g}" for key in NORMS)])
         powers = [one["exponents"][key] for key in NORMS]

@@ -35,10 +35,12 @@ def layer_costs(
 ) -> list[LayerCost]:
     """Of each attention with its projections on square grids of ``sides`` tokens."""
     check_attentions(attentions)
+    if not attentions or not sides:
+        raise ValueError("name at least one attention and one grid")
     costs = []
-    for name in attentions:
+    for name in dict.fromkeys(attentions):
         case = LayerCase(name, dim=dim, num_heads=num_heads, patch_size=1)
-        for side in sides:
+        for side in sorted(set(sides)):
             progress(name, side)
             run = prepare(case, side, "infer", Setting()).eager
             run()

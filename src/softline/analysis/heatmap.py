@@ -62,9 +62,9 @@ def heat_maps(
     """
     image = subject.prepare(picture.image, size)
     seen, _ = subject.look(image[None])
-    chosen = [given for given in seen if given.layer in layers]
+    by_layer = {given.layer: given for given in seen}
     maps = []
-    for given in chosen:
+    for given in (by_layer[layer] for layer in layers):
         row, column = cell_at(query, given.grid_size)
         for head in heads:
             values = query_map(given, given.token(row, column), head=head)
@@ -135,11 +135,17 @@ def _through(given: LayerInput, share: Tensor) -> Tensor:
 
 
 def _to_finer(share: Tensor, given: LayerInput, before: LayerInput) -> Tensor:
-    """From the tokens of a stage to those of the one before, where each covers several; class tokens begin here."""
-    grid = given.on_grid(share)[:, None]
-    finer = F.interpolate(grid, before.grid_size, mode="nearest")
-    finer = finer * divide(grid.sum((1, 2, 3)), finer.sum((1, 2, 3)))[:, None, None, None]
-    return F.pad(finer.flatten(1), (before.layer.prefix, 0))
+    """From the tokens of a stage to those of the one before, evenly over those that each covers.
+
+    Class tokens begin with their stage: what they hold is left behind.
+    """
+    grid = given.on_grid(share)
+    for axis, (coarse, fine) in enumerate(zip(given.grid_size, before.grid_size, strict=True), start=1):
+        covering = torch.arange(fine, device=share.device) * coarse // fine
+        covered = covering.bincount(minlength=coarse).to(share.dtype)
+        grid = grid.index_select(axis, covering)
+        grid = grid / covered[covering].unsqueeze(-1 if axis == 1 else 0)
+    return F.pad(grid.flatten(1), (before.layer.prefix, 0))
 
 
 # the figure

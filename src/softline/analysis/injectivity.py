@@ -19,7 +19,7 @@ from softline.analysis.subjects import Picture, Subject
 from softline.attention.multihead import MultiHeadAttention
 from softline.backbones.inspection import Layer, LayerInput
 from softline.bench.figure import LABELS, comparison_colors
-from softline.ops.inputs import check_integer, check_number
+from softline.ops.inputs import check_integer, check_number, hide
 
 QUERY_DISTANCE, WEIGHT_DISTANCE = 0.5, 0.01
 # of each layer, spread over its tokens, where there are more
@@ -89,6 +89,8 @@ class Confusions:
     """Pairs of all images whose queries are far apart."""
     by_layer: dict[str, float] = field(default_factory=dict)
     """Mean of each layer."""
+    left_out: list[str] = field(default_factory=list)
+    """Layers whose queries are not known."""
 
     @property
     def mean(self) -> float:
@@ -125,7 +127,8 @@ def count_confusions(
         far += sum(count.far for count in counts)
         for layer, count in zip(layers, counts, strict=True):
             by_layer[layer.name] += count.confused / len(pictures)
-    return Confusions(per_image, pairs, far, by_layer)
+    left_out = [f"{layer.name} ({layer.operator})" for layer in subject.layers if not _has_queries(layer)]
+    return Confusions(per_image, pairs, far, by_layer, left_out)
 
 
 def _has_queries(layer: Layer) -> bool:
@@ -145,15 +148,19 @@ def _count(given: LayerInput, query_distance: float, weight_distance: float, mos
     n = given.tokens
     tokens = torch.linspace(0, n - 1, min(n, most_queries), device=given.x.device).round().long()
     rows = given.rows()(tokens).float()  # [B, heads, R, N]
-    q = attention.operands(given.x, given.grid_size)["q"].float()
+    q = attention.operands(given.x, given.grid_size, given.key_mask)["q"].float()
     if q.shape[1] != rows.shape[1]:
         # Hydra's heads are channels: the query is the whole token
         q = q.transpose(1, 2).flatten(2)[:, None].expand(-1, rows.shape[1], -1, -1)
-    lengths = q.norm(dim=-1).mean(-1)[..., None, None]
+    # padding of windows is no query and no key
+    real = given.x.new_ones(given.x.shape[:2], dtype=torch.bool) if given.key_mask is None else given.key_mask
+    counts = real.sum(-1).clamp(min=1)[:, None, None, None]
+    lengths = hide(q, real).norm(dim=-1).sum(-1)[..., None, None] / counts
     far = torch.cdist(q[:, :, tokens], q[:, :, tokens]) > query_distance * lengths
-    alike = torch.cdist(rows, rows, p=torch.inf) < weight_distance / n
-    pair = torch.ones_like(far[0, 0]).triu(1)
-    return _Counts(int((far & alike & pair).sum()), int((far & pair).sum()), int(pair.sum() * far[:, :, 0, 0].numel()))
+    alike = torch.cdist(rows, rows, p=torch.inf) < weight_distance / counts
+    chosen = real[:, tokens]
+    pair = (chosen[:, :, None] & chosen[:, None, :]).triu(1)[:, None].expand_as(far)
+    return _Counts(int((far & alike & pair).sum()), int((far & pair).sum()), int(pair.sum()))
 
 
 # the figure

@@ -4,9 +4,11 @@ The local mass of a query is the share of its weights that lies on the 3 x 3 tok
 sum of |w| there over the sum of all |w|, which for softmax is the paper's sum of attention scores. Queries are the
 tokens of the grid; chance is the share of tokens that lie there, the mean over the same queries.
 
-Table 2 hides keys from every query: the tokens of a window around it, or as many others at random. What weights remain
-are normalised as the attention does it: InLine by subtraction, attentions whose rows sum to 1 by division, the others
-not at all.
+Table 2 hides keys from every query: the tokens of a window around it, or as many of the grid's at random. What weights
+remain are normalised as the attention does it: InLine by subtraction, attentions that divide by the sum of a row by
+division, the others not at all.
+
+Layers that attend inside windows or strips are left out: what is near is most of what they see.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +29,11 @@ from softline.layers.grid import GridSize
 from softline.ops.inputs import divide
 
 # attentions whose rows sum to 1 because they are divided by their sum
-DIVIDED = ("softmax", "linear", "performer", "reformer", "efficient", "focused")
+DIVIDED = ("softmax", "linear", "performer", "reformer", "focused")
 SIDE = 3
+# of the explicit weights of a layer, whose keys are hidden
+WEIGHTS_BYTES = 2**28
+MOST_WEIGHTS_BYTES = 2**31
 
 
 @dataclass(frozen=True)
@@ -45,18 +50,18 @@ class LayerMass:
 def local_masses(
     subject: Subject, pictures: Sequence[Picture], *, size: int | None = None, side: int = SIDE
 ) -> list[LayerMass]:
-    """Of every layer whose grid is larger than the window of ``side`` x ``side`` tokens."""
+    """Of every layer that sees a grid larger than the window of ``side`` x ``side`` tokens."""
     found: dict[int, list[float]] = {}
     given: dict[int, LayerInput] = {}
     for picture in pictures:
         seen, _ = subject.look(subject.prepare(picture.image, size)[None])
         for place, one in enumerate(seen):
-            if is_larger(one.grid_size, side):
+            if one.sees_all and is_larger(one.grid_size, side):
                 found.setdefault(place, []).append(float(local_mass(one, side=side).mean()))
                 given[place] = one
     if not found:
         raise ValueError(
-            f"{subject.name} has no layer whose grid is larger than {side} x {side} tokens; larger images have"
+            f"{subject.name} has no layer that sees a grid of more than {side} x {side} tokens; try larger images"
         )
     return [
         LayerMass(
@@ -90,22 +95,27 @@ def local_mass(given: LayerInput, *, side: int = SIDE) -> Tensor:
 
 def chance(given: LayerInput, *, side: int = SIDE) -> float:
     """The local mass of even weights."""
-    count = given.grid_size[0] * given.grid_size[1]
-    near = _neighbours(given.grid_size, side, given.x.device)(torch.arange(count, device=given.x.device))
-    return float(near.float().sum(-1).mean()) / given.tokens
+    # the tokens of a window are those of its rows times those of its columns
+    rows, columns = (_mean_width(length, side) for length in given.grid_size)
+    return rows * columns / given.tokens
+
+
+def _mean_width(length: int, side: int) -> float:
+    """Of windows around each token of an axis, cut off at its ends."""
+    half = side // 2
+    return sum(min(place + half, length - 1) - max(place - half, 0) + 1 for place in range(length)) / length
 
 
 def _neighbours(grid_size: GridSize, side: int, device: torch.device) -> Callable[[Tensor], Tensor]:
     """What tells which tokens of the grid lie in the windows around tokens [R]: bool [R, height * width]."""
     if side < 1 or side % 2 == 0:
         raise ValueError(f"the side of a window must be odd, got {side}")
-    place = torch.arange(grid_size[0] * grid_size[1], device=device)
-    row, column = place // grid_size[1], place % grid_size[1]
+    rows, columns = (torch.arange(length, device=device) for length in grid_size)
 
     def near(tokens: Tensor) -> Tensor:
-        rows_apart = (row[tokens][:, None] - row).abs()
-        columns_apart = (column[tokens][:, None] - column).abs()
-        return (rows_apart <= side // 2) & (columns_apart <= side // 2)
+        row, column = tokens[:, None] // grid_size[1], tokens[:, None] % grid_size[1]
+        in_rows, in_columns = (row - rows).abs() <= side // 2, (column - columns).abs() <= side // 2
+        return (in_rows[:, :, None] & in_columns[:, None, :]).flatten(1)
 
     return near
 
@@ -138,8 +148,11 @@ def masked_accuracies(
     if not subject.classes:
         raise ValueError(f"{subject.name} is no trained classifier: there is no accuracy to lose")
     images, labels = _labelled(subject, source, count, size)
-    seen, _ = subject.look(images[:1])
-    results = [MaskedAccuracy("none", _top1(subject, images, labels), [])]
+    seen = [one for one in subject.look(images[:1])[0] if isinstance(one.layer.attention, MultiHeadAttention)]
+    if not seen:
+        raise ValueError(f"{subject.name} attends inside windows: keys cannot be hidden there")
+    batch_size = _batch_size(subject, seen, min(sides))
+    results = [MaskedAccuracy("none", _top1(subject, images, labels, batch_size), [])]
     for side in sides:
         layers = [one.layer for one in seen if is_larger(one.grid_size, side)]
         for kind in ("local", "random") if layers else ():
@@ -147,18 +160,14 @@ def masked_accuracies(
             progress(name)
             generator = torch.Generator().manual_seed(seed)
             with hidden_keys(layers, side=side, random=generator if kind == "random" else None):
-                results.append(MaskedAccuracy(name, _top1(subject, images, labels), [layer.name for layer in layers]))
+                top1 = _top1(subject, images, labels, batch_size)
+                results.append(MaskedAccuracy(name, top1, [layer.name for layer in layers]))
     return results
 
 
 @contextmanager
 def hidden_keys(layers: Sequence[Layer], *, side: int, random: torch.Generator | None = None) -> Iterator[None]:
     """Hide the keys of the window around every query, or as many of the grid's at random, from these layers."""
-    for layer in layers:
-        if not isinstance(layer.attention, MultiHeadAttention):
-            raise ValueError(
-                f"{layer.name} ({layer.operator}) mixes its values inside windows: its keys cannot be hidden"
-            )
     for layer in layers:
         # in the instance, where it hides the class's
         layer.attention.forward = _without_keys(layer, side, random)
@@ -214,8 +223,25 @@ def _labelled(subject: Subject, source: ImageSource, count: int, size: int | Non
     return images, torch.tensor([picture.label for picture in pictures])
 
 
+def _batch_size(subject: Subject, seen: Sequence[LayerInput], side: int) -> int:
+    """So many images that the weights of a layer, all N x N of them, do not fill the memory."""
+    bytes_each = [4 * _heads(one) * one.tokens**2 for one in seen if is_larger(one.grid_size, side)]
+    largest = max(bytes_each, default=1)
+    if largest > MOST_WEIGHTS_BYTES:
+        raise ValueError(
+            f"hiding keys needs all N x N weights of a layer, {largest / 2**30:,.1f} GiB for an image of "
+            f"{subject.name} at this size; at most {MOST_WEIGHTS_BYTES / 2**30:.0f} GiB are taken"
+        )
+    return max(min(WEIGHTS_BYTES // largest, 100), 1)
+
+
 @torch.no_grad()
-def _top1(subject: Subject, images: Tensor, labels: Tensor, *, batch_size: int = 50) -> float:
+def _heads(given: LayerInput) -> int:
+    return given.rows()(torch.zeros(1, dtype=torch.long, device=given.x.device)).shape[1]
+
+
+@torch.no_grad()
+def _top1(subject: Subject, images: Tensor, labels: Tensor, batch_size: int) -> float:
     right = sum(
         int((subject.model(batch).argmax(-1) == truth).sum())
         for batch, truth in zip(images.split(batch_size), labels.split(batch_size), strict=True)
@@ -229,17 +255,17 @@ def _top1(subject: Subject, images: Tensor, labels: Tensor, *, batch_size: int =
 def plot_locality(masses: dict[str, list[LayerMass]], accuracies: dict[str, list[MaskedAccuracy]]) -> Any:
     """The local mass of each layer against chance; and the accuracy lost with keys hidden, if there is any."""
     colors = comparison_colors(list(masses))
-    figure, axes = new_axes(1, 2 if accuracies else 1, figsize=(11.5 if accuracies else 6.4, 4.2))
+    most = max(len(found) for found in masses.values())
+    width = max(6.0, 0.75 * most)
+    options = {"figsize": (width + 5.5 * bool(accuracies), 4.2)}
+    figure, axes = new_axes(1, 2 if accuracies else 1, width_ratios=[width, 5.5][: 1 + bool(accuracies)], **options)
     axis = axes[0][0]
-    layers = max(masses.values(), key=len)
     for name, found in masses.items():
         shares = [one.mass / one.chance for one in found]
         axis.plot(range(len(found)), shares, "o-", color=colors[name], linewidth=2, label=name)
     axis.axhline(1, linestyle=":", color="black", linewidth=1.5, label="chance")
-    axis.set_xticks(
-        range(len(layers)), [f"{one.layer}\n{one.grid_size[0]}x{one.grid_size[1]}" for one in layers], fontsize=8
-    )
-    axis.set_ylim(bottom=0)
+    axis.set_xticks(range(most), _layer_labels(masses), fontsize=8 if most <= 6 else 7)
+    axis.set_ylim(0, 1.1 * max(1.0, axis.get_ylim()[1]))
     axis.set_ylabel("times chance")
     axis.set_title("weights on the 3 x 3 tokens around the query", loc="left", fontsize=11)
     axis.legend(frameon=False, fontsize=9)
@@ -249,11 +275,26 @@ def plot_locality(masses: dict[str, list[LayerMass]], accuracies: dict[str, list
     return figure
 
 
+def _layer_labels(masses: dict[str, list[LayerMass]]) -> list[str]:
+    """Names and grids of the layers if all models have the same, else their numbers."""
+    lists = [[f"{one.layer}, {one.grid_size[0]}x{one.grid_size[1]}" for one in found] for found in masses.values()]
+    if all(labels == lists[0] for labels in lists):
+        return [label.replace(", ", "\n") for label in lists[0]]
+    return [f"layer {place + 1}" for place in range(max(map(len, lists)))]
+
+
+def key_names(accuracies: dict[str, list[MaskedAccuracy]]) -> list[str]:
+    """Whatever was hidden from any of the models: larger grids have more to hide."""
+    return list(
+        dict.fromkeys(one.keys for found in sorted(accuracies.values(), key=len, reverse=True) for one in found)
+    )
+
+
 def _plot_accuracies(axis: Any, accuracies: dict[str, list[MaskedAccuracy]], colors: dict[str, str]) -> None:
-    keys = [one.keys for one in next(iter(accuracies.values()))]
+    keys = key_names(accuracies)
     width = 0.8 / len(accuracies)
     for place, (name, found) in enumerate(accuracies.items()):
-        where = [index - 0.4 + (place + 0.5) * width for index in range(len(found))]
+        where = [keys.index(one.keys) - 0.4 + (place + 0.5) * width for one in found]
         bars = axis.bar(where, [100 * one.top1 for one in found], width * 0.92, color=colors[name], label=name)
         axis.bar_label(bars, fmt="%.0f", fontsize=8)
     axis.set_xticks(range(len(keys)), [key.replace(", ", ",\n") for key in keys], fontsize=8)

@@ -4,6 +4,8 @@ The residual after k steps is ||A A_k A - A||_2 / ||A||_2; its mean and its rang
 of a stage. What is inverted is A + ridge I where the attention has a ridge.
 """
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,16 +24,17 @@ from softline.bench.figure import PALETTE
 
 @dataclass(frozen=True)
 class StageResiduals:
-    """Residuals after 0, 1, ... steps."""
+    """Residuals after 0, 1, ... steps; None where the iterate is no longer finite."""
 
     stage: int
+    name: str
     layers: int
     matrices: int
     """Of all images, heads and layers."""
     landmarks: int
-    mean: list[float]
-    lowest: list[float]
-    highest: list[float]
+    mean: list[float | None]
+    lowest: list[float | None]
+    highest: list[float | None]
 
 
 def newton_convergence(
@@ -49,7 +52,7 @@ def newton_convergence(
             residuals[given.layer.stage].append(found.flatten(1))
             landmarks[given.layer.stage] = A.shape[-1]
     return [
-        _summarise(stage, torch.cat(found, 1), sum(layer.stage == stage for layer in layers), landmarks[stage])
+        _summarise([layer for layer in layers if layer.stage == stage], torch.cat(found, 1), landmarks[stage])
         for stage, found in residuals.items()
     ]
 
@@ -67,11 +70,11 @@ def has_landmarks(layer: Layer) -> bool:
     return isinstance(layer.inner, MultiHeadAttention) and isinstance(layer.inner.core, SoftCore)
 
 
-def landmark_matrix(given: LayerInput, *, exact: bool = False) -> Tensor:
-    """What a SOFT layer inverts [B, heads, m, m]; in float64 if ``exact``."""
+def landmark_matrix(given: LayerInput, *, exact: bool = False, ridge: bool = True) -> Tensor:
+    """What a SOFT layer inverts [B, heads, m, m], its ridge included or not; in float64 if ``exact``."""
     options = _options(given)
     landmarks = options["landmarks"].double() if exact else options["landmarks"]
-    return ops.soft_kernel(landmarks, ridge=options["ridge"])
+    return ops.soft_kernel(landmarks, ridge=options["ridge"] * ridge, landmark_mask=options["landmark_mask"])
 
 
 def layer_residual(given: LayerInput) -> float | None:
@@ -81,7 +84,7 @@ def layer_residual(given: LayerInput) -> float | None:
     options = _options(given)
     if options["inverse"] != "newton":
         return None
-    names = ("iterations", "start", "ridge")
+    names = ("iterations", "start", "ridge", "landmark_mask")
     residual = ops.soft_residual(options["landmarks"], **{name: options[name] for name in names})
     return float(residual.mean())
 
@@ -90,20 +93,26 @@ def layer_residual(given: LayerInput) -> float | None:
 def _options(given: LayerInput) -> dict[str, Any]:
     attention = given.layer.attention
     assert isinstance(attention, MultiHeadAttention), "SOFT layers are"
-    return attention.operands(given.x, given.grid_size)
+    return attention.operands(given.x, given.grid_size, given.key_mask)
 
 
-def _summarise(stage: int, residuals: Tensor, layers: int, landmarks: int) -> StageResiduals:
-    """residuals: [steps + 1, matrices]."""
+def _summarise(layers: Sequence[Layer], residuals: Tensor, landmarks: int) -> StageResiduals:
+    """residuals: of the layers of one stage [steps + 1, matrices]."""
     return StageResiduals(
-        stage=stage,
-        layers=layers,
+        stage=layers[0].stage,
+        # a flat network has a stage for each block
+        name=layers[0].name.partition(",")[0],
+        layers=len(layers),
         matrices=residuals.shape[1],
         landmarks=landmarks,
-        mean=residuals.mean(1).tolist(),
-        lowest=residuals.amin(1).tolist(),
-        highest=residuals.amax(1).tolist(),
+        mean=_finite(residuals.mean(1)),
+        lowest=_finite(residuals.amin(1)),
+        highest=_finite(residuals.amax(1)),
     )
+
+
+def _finite(values: Tensor) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def plot_newton(results: dict[str, list[StageResiduals]]) -> Any:
@@ -111,17 +120,19 @@ def plot_newton(results: dict[str, list[StageResiduals]]) -> Any:
     figure, axes = new_axes(1, len(results), figsize=(5.2 * len(results) + 0.6, 4.2), sharey=True)
     for axis, (name, stages) in zip(axes[0], results.items(), strict=True):
         # one landmark is its own inverse
-        for color, one in zip(PALETTE, [one for one in stages if one.landmarks > 1], strict=False):
-            steps = range(len(one.mean))
-            label = f"stage {one.stage + 1}: m = {one.landmarks}, {one.matrices} matrices"
-            axis.fill_between(steps, one.lowest, one.highest, color=color, alpha=0.15, linewidth=0)
-            axis.plot(steps, one.mean, color=color, linewidth=2, label=label)
+        drawn = [one for one in stages if one.landmarks > 1]
+        for color, one in zip(itertools.cycle(PALETTE), drawn, strict=False):
+            steps = [step for step, value in enumerate(one.highest) if value is not None]
+            low, middle, high = ([values[step] for step in steps] for values in (one.lowest, one.mean, one.highest))
+            label = f"{one.name}: m = {one.landmarks}, {one.matrices} matrices"
+            axis.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+            axis.plot(steps, middle, color=color, linewidth=2, label=label)
         axis.axvline(20, color="#8c8c8c", linewidth=1, linestyle="--")
         axis.text(20.4, 0.98, "20 steps", transform=axis.get_xaxis_transform(), va="top", fontsize=9, color="#6c6c6c")
         axis.set_yscale("log")
         tidy(axis)
         axis.set_title(name, loc="left", fontsize=11)
         axis.set_xlabel("Newton steps k")
-        axis.legend(frameon=False, fontsize=9, loc="lower left")
+        axis.legend(frameon=False, fontsize=9 if len(drawn) < 6 else 6, loc="lower left")
     axes[0][0].set_ylabel(r"$\|A A_k A - A\|_2\;/\;\|A\|_2$")
     return figure

@@ -1,9 +1,9 @@
 """The spectrum of SOFT's landmark kernel, and why SOFT++ normalises: Fig. 6 of the SOFT paper.
 
 The eigenvalues of A; the spectral norms ||A^+||_2 and ||D^-1/2 A^+ D^-1/2||_2, D = diag(A 1), over the number of
-landmarks m; and the norm of the attention itself, P^T X P, with what the layer uses for X: Newton's iterate in place of
-A^+, with and without D^-1/2 on both sides. m grows with the image, because the landmark grid is not capped here
-(`max_landmarks=None`, the paper's fixed ratio).
+landmarks m; and the norm of the attention itself, P^T X P, X being Newton's iterate in place of A^+, with and without
+D^-1/2 on both sides. Where the attention has a ridge, A + ridge I is what is inverted. m grows with the image, because
+the landmark grid is not capped here (`max_landmarks=None`, the paper's fixed ratio).
 
 A^+ is the pseudo-inverse in float64, without eigenvalues below m roundings of the largest. Where there are such, A is
 singular as far as float64 can tell, and ||A^+|| says where the cut lies rather than how large it is: these points are
@@ -117,7 +117,7 @@ def _norms_of(given: LayerInput) -> Tensor:
     values, vectors = torch.linalg.eigh(A)
     kept = values > A.shape[-1] * torch.finfo(A.dtype).eps * values.amax(-1, keepdim=True)
     inverse = (vectors * torch.where(kept, 1 / values, 0)[..., None, :]) @ vectors.mT
-    root = A.sum(-1, keepdim=True).rsqrt()
+    root = degrees(given).rsqrt()
     left, iterate, right = _plain_factors(given)
     # P^T X P has, but for zeros, the eigenvalues of G^1/2 X G^1/2 with G = P P^T
     half = _square_root(right @ left)
@@ -126,6 +126,12 @@ def _norms_of(given: LayerInput) -> Tensor:
     norms = [torch.linalg.eigvalsh(matrix).abs().amax(-1) for matrix in matrices]
     counts = [values.new_tensor(A.shape[-1]), kept.sum(-1).double().mean()]
     return torch.stack([*counts, *(norm.mean() for norm in norms)])
+
+
+def degrees(given: LayerInput) -> Tensor:
+    """Row sums of A, the ridge left out [B, heads, m, 1]."""
+    A = landmark_matrix(given, exact=True, ridge=False)
+    return A.sum(-1, keepdim=True)
 
 
 def _square_root(G: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from softline.engine.build import build_model, eval_image_transform, image_setti
 from softline.engine.images import read_image
 from softline.engine.recipe import ClassificationRecipe, ModelRecipe
 from softline.engine.trained import load_trained
-from softline.ops.inputs import check_at_least
+from softline.ops.inputs import check_at_least, check_integer
 
 CLASSES_OF_FRESH_MODELS = 1000
 
@@ -115,6 +115,9 @@ def open_subjects(texts: Sequence[str], *, seed: int = 0) -> list[Subject]:
     pairs = [_split_name(text) for text in texts]
     paths = [text for name, text in pairs if name is None and Path(text).exists()]
     short = _telling_parts(paths) if len(paths) > 1 else {}
+    check_integer("seed", seed, 0)
+    if seed >= 2**63:
+        raise ValueError(f"seed must be below 2^63, got {seed}")
     subjects = [open_subject(text, name=name or short.get(text), seed=seed) for name, text in pairs]
     names = [subject.name for subject in subjects]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -190,6 +193,7 @@ def read_pictures(paths: Sequence[str], count: int) -> list[Picture]:
 
 def source_pictures(source: ImageSource, count: int) -> list[Picture]:
     """``count`` images spread evenly over the source."""
+    check_at_least("count", count, 1)
     count = min(count, len(source))
     if not count:
         raise ValueError("the validation data is empty")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from softline.attention.multihead import MultiHeadAttention, RowReader
 from softline.backbones.backbone import Backbone
+from softline.backbones.cswin import StripAttention
 from softline.layers.grid import GridSize
 from softline.layers.windows import WindowedAttention
 
@@ -56,18 +57,29 @@ class LayerInput:
     x: Tensor
     """[B, N, C]"""
     grid_size: GridSize
+    key_mask: Tensor | None = None
+    """Which tokens are real [B, N], where some are padding: inside windows."""
 
     @property
     def tokens(self) -> int:
         return self.x.shape[1]
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether a token may see every other, not those of a window or strip alone."""
+        attention = self.layer.attention
+        if isinstance(attention, WindowedAttention):
+            return max(self.grid_size) <= attention.window_size
+        return not isinstance(attention, StripAttention) or attention.strip is None
+
     def rows(self) -> RowReader:
         """What reads rows of the weights on the whole grid [B, heads, R, N]."""
         attention: Any = self.layer.attention
+        mask = {} if self.key_mask is None else {"key_mask": self.key_mask}
         if hasattr(attention, "rows"):
-            return cast(RowReader, attention.rows(self.x, self.grid_size))
+            return cast(RowReader, attention.rows(self.x, self.grid_size, **mask))
         # an attention of another package, which only promises all of them
-        weights = attention.weights(self.x, self.grid_size)
+        weights = attention.weights(self.x, self.grid_size, **mask)
         return lambda tokens: weights.index_select(-2, tokens)
 
     def row_blocks(self, *, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[Tensor, Tensor]]:
@@ -136,11 +148,14 @@ def look(model: nn.Module, images: Tensor, layers: Sequence[Layer]) -> tuple[lis
     caught: dict[nn.Module, LayerInput] = {}
 
     def catch(layer: Layer) -> Any:
-        def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            x, grid_size = arguments[:2]
-            caught[module] = LayerInput(layer, x, grid_size)
+        def hook(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            x, grid_size, *others = arguments
+            # Swin's own attention has a mask of pairs in its place
+            masked = isinstance(module, MultiHeadAttention)
+            mask = (others[0] if others else options.get("key_mask")) if masked else None
+            caught[module] = LayerInput(layer, x, grid_size, mask)
 
-        return layer.attention.register_forward_pre_hook(hook)
+        return layer.attention.register_forward_pre_hook(hook, with_kwargs=True)
 
     hooks = [catch(layer) for layer in layers]
     try:

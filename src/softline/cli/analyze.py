@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from softline.cli.arguments import Commands, integers, names
 
 if TYPE_CHECKING:
+    from softline.analysis.locality import MaskedAccuracy
     from softline.analysis.subjects import Picture, Subject
     from softline.backbones.inspection import Layer
 
@@ -241,7 +242,7 @@ def _chosen(subject: "Subject", places: Sequence[int] | None, picture: "Picture"
     from softline.backbones.inspection import choose_layers, one_of_each_stage
 
     if places is not None:
-        return choose_layers(subject.layers, places)
+        return list(dict.fromkeys(choose_layers(subject.layers, places)))
     image = subject.prepare(picture.image, size)
     seen, _ = subject.look(image[None])
     # one token has nowhere else to look
@@ -256,18 +257,16 @@ def _newton(options: argparse.Namespace) -> None:
         subject.name: newton_convergence(subject, pictures, iterations=options.iterations, size=options.size)
         for subject in subjects
     }
-    shown = [step for step in (0, 5, 10, 15, 20, 25, 30, 35) if step <= options.iterations]
-    rows = [
-        [name, str(one.stage + 1), str(one.landmarks), *(f"{one.mean[step]:.1e}" for step in shown)]
-        for name, stages in found.items()
-        for one in stages
-    ]
-    _print_table(["mean residual", "stage", "m", *(f"k={step}" for step in shown)], rows)
-    _write(
-        options,
-        plot_newton(found),
-        {name: [dataclasses.asdict(one) for one in stages] for name, stages in found.items()},
-    )
+    shown = [*(step for step in range(0, 35, 5) if step < options.iterations), options.iterations]
+    rows = []
+    for name, stages in found.items():
+        for one in stages:
+            means = [one.mean[step] for step in shown]
+            cells = ["not finite" if mean is None else f"{mean:.1e}" for mean in means]
+            rows.append([name, one.name, str(one.landmarks), *cells])
+    _print_table(["mean residual", "where", "m", *(f"k={step}" for step in shown)], rows)
+    plain = {name: [dataclasses.asdict(one) for one in stages] for name, stages in found.items()}
+    _write(options, plot_newton(found), {"models": plain})
 
 
 def _spectrum(options: argparse.Namespace) -> None:
@@ -276,7 +275,11 @@ def _spectrum(options: argparse.Namespace) -> None:
     subjects, pictures = _open(options)
     found = {
         subject.name: spectrum(
-            subject, pictures, sizes=options.sizes or growing_sizes(subject), layer=options.layer, size=options.size
+            subject,
+            pictures,
+            sizes=sorted(set(options.sizes or growing_sizes(subject))),
+            layer=options.layer,
+            size=options.size,
         )
         for subject in subjects
     }
@@ -290,12 +293,14 @@ def _spectrum(options: argparse.Namespace) -> None:
         rows.append([name, "~ m^", "", *("-" if power is None else f"{power:.2f}" for power in exponents.values())])
         content[name] = {**dataclasses.asdict(one), "exponents": exponents}
     _print_table(["spectral norm of", "m", "rank", "A^+", "normalized", "attention", "normalized"], rows)
-    _write(options, plot_spectrum(found), content)
+    _write(options, plot_spectrum(found), {"models": content})
 
 
 def _injectivity(options: argparse.Namespace) -> None:
     from softline.analysis.injectivity import TOYS, count_confusions, plot_injectivity
 
+    if options.images and not options.models:
+        raise ValueError("--images are for models: name at least one MODEL")
     subjects, pictures = _open(options) if options.models else ([], [])
     limits = {"query_distance": options.query_distance, "weight_distance": options.weight_distance}
     criterion = (
@@ -319,6 +324,9 @@ def _injectivity(options: argparse.Namespace) -> None:
             ["", "confused pairs per image", "of pairs far apart"],
             [[name, f"{one.mean:,.1f}", f"{100 * one.share:.3g} %"] for name, one in found.items()],
         )
+        for name, one in found.items():
+            if one.left_out:
+                print(f"{name}: not counted, because their queries are not known: {', '.join(one.left_out)}")
     models = {
         name: {**dataclasses.asdict(one), "mean": one.mean, "share_of_far_pairs": one.share}
         for name, one in found.items()
@@ -328,9 +336,11 @@ def _injectivity(options: argparse.Namespace) -> None:
 
 
 def _locality(options: argparse.Namespace) -> None:
-    from softline.analysis.locality import local_masses, masked_accuracies, plot_locality
+    from softline.analysis.locality import key_names, local_masses, masked_accuracies, plot_locality
     from softline.analysis.subjects import own_source
+    from softline.ops.inputs import check_integer
 
+    check_integer("--accuracy-count", options.accuracy_count, 0)
     subjects, pictures = _open(options)
     masses = {subject.name: local_masses(subject, pictures, size=options.size) for subject in subjects}
     _print_table(
@@ -341,26 +351,31 @@ def _locality(options: argparse.Namespace) -> None:
             for one in found
         ],
     )
-    classifiers = [subject for subject in subjects if subject.classes and subject.data is not None]
-    accuracies = {
-        subject.name: masked_accuracies(subject, own_source(subject), count=options.accuracy_count, size=options.size)
-        for subject in (classifiers if options.accuracy_count else [])
-    }
+    accuracies, reasons = {}, {}
+    for subject in subjects if options.accuracy_count else []:
+        try:
+            source, count = own_source(subject), options.accuracy_count
+            accuracies[subject.name] = masked_accuracies(subject, source, count=count, size=options.size)
+        except ValueError as error:
+            reasons[subject.name] = str(error)
     if accuracies:
-        keys = [one.keys for one in next(iter(accuracies.values()))]
+        keys = key_names(accuracies)
         print()
-        _print_table(
-            ["top-1 % with hidden keys", *keys],
-            [[name, *(f"{100 * one.top1:.1f}" for one in found)] for name, found in accuracies.items()],
-        )
-    left_out = [subject.name for subject in subjects if subject.name not in accuracies]
-    if left_out and options.accuracy_count:
-        print(f"no accuracy of {', '.join(left_out)}: only of checkpoints that were trained for classification")
+        rows = [[name, *_top1_cells(found, keys)] for name, found in accuracies.items()]
+        _print_table(["top-1 % with hidden keys", *keys], rows)
+    for reason in reasons.values():
+        print(f"no accuracy: {reason}")
     plain = {
         "masses": {name: [dataclasses.asdict(one) for one in found] for name, found in masses.items()},
         "accuracies": {name: [dataclasses.asdict(one) for one in found] for name, found in accuracies.items()},
+        "without_accuracy": reasons,
     }
     _write(options, plot_locality(masses, accuracies), plain)
+
+
+def _top1_cells(found: "Sequence[MaskedAccuracy]", keys: Sequence[str]) -> list[str]:
+    top1 = {one.keys: f"{100 * one.top1:.1f}" for one in found}
+    return [top1.get(key, "-") for key in keys]
 
 
 def _cost(options: argparse.Namespace) -> None:
@@ -368,7 +383,7 @@ def _cost(options: argparse.Namespace) -> None:
 
     costs = layer_costs(options.attentions, options.grids, dim=options.dim, num_heads=options.heads)
     exponents = cost_exponents(costs)
-    tokens = [side**2 for side in options.grids]
+    tokens = [side**2 for side in sorted(set(options.grids))]
     rows = []
     for name, powers in exponents.items():
         mine = [one for one in costs if one.attention == name]

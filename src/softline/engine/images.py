@@ -6,7 +6,7 @@ from typing import Any
 from PIL import Image, ImageOps
 
 from softline.data.images import Mode, to_mode
-from softline.data.interface import UNREADABLE, decode, describe
+from softline.data.interface import UNREADABLE, CorruptImageError, decode, describe
 
 
 def check_file(path: str) -> None:
@@ -26,4 +26,8 @@ def read_image(path: str, mode: Mode) -> Image.Image:
             raise ValueError(f"{path} cannot be decoded ({describe(error)})") from None
     # cameras store the turn beside the pixels
     upright: Any = ImageOps.exif_transpose(image)
-    return to_mode(upright, mode, lambda: path)
+    try:
+        return to_mode(upright, mode, lambda: path)
+    except CorruptImageError as error:
+        # its own text advises to leave it out, as data sets can
+        raise ValueError(f"{path} cannot be used: {error.reason}") from None

@@ -65,6 +65,8 @@ def _growth(size: int, cost: Cost) -> str:
 
 
 def _billions(macs: int) -> str:
+    if macs < 1e8:
+        return f"{macs / 1e6:,.1f} million"
     return f"{macs / 1e9:,.2f} billion" if macs < 1e10 else f"{macs / 1e9:,.0f} billion"
 
 

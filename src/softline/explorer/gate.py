@@ -2,24 +2,28 @@
 
 Gradio answers more addresses than one page uses (other people's files, proxies, editors, recordings), and fetches what
 a request names by an address. Here a request for anything else ends before gradio sees it, and so does one that names a
-file outside the page's own folder.
+file outside the page's own folder, one that another website sends, and an upload of more than one image may have.
 """
 
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from softline.explorer.uploads import MAX_BYTES
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Headers: TypeAlias = Mapping[bytes, bytes]
 App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 
 API = "/gradio_api"
 FILE = f"{API}/file="
 JOIN = f"{API}/queue/join"
+UPLOAD = f"{API}/upload"
 # method and path of what the page asks for
 NEEDED = re.compile(
     r"(GET|HEAD) (/|/(assets|static|svelte)/.+|/(theme\.css|config|favicon\.ico|manifest\.json|robots\.txt))"
@@ -27,6 +31,9 @@ NEEDED = re.compile(
     rf"|POST {API}/(queue/join|upload|cancel|reset)/?"
 )
 MAX_EVENT_BYTES = 10**6
+# an image, and what the browser writes around it
+MAX_UPLOAD_BYTES = MAX_BYTES + 2**16
+TOO_LARGE = f"the upload exceeds the maximum allowed size of {MAX_BYTES / 2**20:.0f} MB"
 # the browser itself refuses to load anything from elsewhere
 POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; object-src 'none'; "
@@ -40,24 +47,30 @@ class Gate:
     folder: the only one whose files are read or served.
     hosts: names by which the server may be called, against pages of others that give their name to this machine; None
         allows all.
+    functions: numbers of those that events may call.
     """
 
-    def __init__(self, app: App, folder: Path, *, hosts: Sequence[str] | None = None) -> None:
-        self.app, self.folder, self.hosts = app, folder.resolve(), hosts
+    def __init__(
+        self, app: App, folder: Path, *, functions: Collection[int], hosts: Sequence[str] | None = None
+    ) -> None:
+        self.app, self.folder, self.functions, self.hosts = app, folder.resolve(), functions, hosts
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        refusal = self._refusal(scope)
-        body = None
-        if refusal is None and scope["path"].rstrip("/") == JOIN:
+        refusal, path = self._refusal(scope), scope["path"].rstrip("/")
+        if refusal is None and path == JOIN:
             body = await read_body(receive)
-            refusal = "event too large" if body is None else self._foreign_file(body)
+            refusal = "event too large" if body is None else self._bad_event(body)
+            receive = _replay(body or b"", receive)
+        elif refusal is None and path == UPLOAD:
+            refusal = _bad_length(dict(scope["headers"]))
+            receive = _counted(receive)
         if refusal is not None:
             await _refuse(scope, send, refusal)
             return
-        await self.app(scope, receive if body is None else _replay(body, receive), _with_policy(send))
+        await self.app(scope, receive, _with_policy(send))
 
     def _refusal(self, scope: Message) -> str | None:
         if scope["type"] != "http":
@@ -67,9 +80,12 @@ class Gate:
             return "not part of this page"
         if path.startswith(FILE) and not self.owns(path.removeprefix(FILE)):
             return "not a file of this page"
-        host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1")
         if self.hosts is not None and re.sub(r":\d+$", "", host) not in self.hosts:
             return "called by an unknown name"
+        if _is_foreign(headers, host) and not _is_followed_link(scope, headers):
+            return "sent by another website"
         return None
 
     def owns(self, path: str) -> bool:
@@ -78,11 +94,14 @@ class Gate:
             return False
         return Path(os.path.realpath(path)).is_relative_to(self.folder)
 
-    def _foreign_file(self, body: bytes) -> str | None:
+    def _bad_event(self, body: bytes) -> str | None:
         try:
             event = json.loads(body)
         except (ValueError, RecursionError):
             return "not an event"
+        function = event.get("fn_index") if isinstance(event, dict) else None
+        if not isinstance(function, int) or function not in self.functions:
+            return "not a function of this page"
         for path in _paths(event):
             if not isinstance(path, str) or not self.owns(path):
                 return "not a file of this page"
@@ -100,6 +119,47 @@ def _paths(value: Any) -> Iterator[Any]:
             open_values += one.values()
         elif isinstance(one, list):
             open_values += one
+
+
+def _is_foreign(headers: Headers, host: str) -> bool:
+    """Whether a browser says that a page from elsewhere asks."""
+    origin = headers.get(b"origin")
+    own = (f"http://{host}", f"https://{host}")
+    return headers.get(b"sec-fetch-site") == b"cross-site" or (
+        origin is not None and origin.decode("latin-1") not in own
+    )
+
+
+def _is_followed_link(scope: Message, headers: Headers) -> bool:
+    """Whether the visitor comes to the page from another: that shows the page and does nothing."""
+    return (
+        (scope["method"], scope["path"]) == ("GET", "/")
+        and headers.get(b"sec-fetch-mode") == b"navigate"
+        and b"origin" not in headers
+    )
+
+
+def _bad_length(headers: Headers) -> str | None:
+    """What is wrong with the length that an upload names."""
+    length = headers.get(b"content-length", b"")
+    # bytes in pieces of unknown number count instead of the length
+    if b"transfer-encoding" in headers or not re.fullmatch(rb"[0-9]+", length):
+        return "an upload must name its length"
+    # Python reads no number of thousands of digits
+    return TOO_LARGE if len(length) > 18 or int(length) > MAX_UPLOAD_BYTES else None
+
+
+def _counted(receive: Receive) -> Receive:
+    """An upload that ends as if the visitor had gone when it is longer than it may be."""
+    count = 0
+
+    async def limited() -> Message:
+        nonlocal count
+        message = await receive()
+        count += len(message.get("body", b""))
+        return message if count <= MAX_UPLOAD_BYTES else {"type": "http.disconnect"}
+
+    return limited
 
 
 async def read_body(receive: Receive) -> bytes | None:
@@ -142,5 +202,6 @@ async def _refuse(scope: Message, send: Send, reason: str) -> None:
         return
     body = json.dumps({"error": reason}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 403, "headers": headers})
+    status = 413 if reason == TOO_LARGE else 403
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

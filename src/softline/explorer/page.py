@@ -5,7 +5,6 @@ said here, not in gradio.
 """
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -101,7 +100,7 @@ class Page:
         if uploaded is not None and name == uploaded.name:
             return uploaded
         if not isinstance(name, str) or name not in self.photos:
-            raise ValueError(f"there is no photograph {name!r}: choose another, or upload one")
+            raise ValueError(f"there is no photograph {name!r:.200}: choose another, or upload one")
         return self.photos[name]
 
     def show_side(self, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any) -> list[Any]:
@@ -110,9 +109,31 @@ class Page:
             photo = self.photo(name, uploaded)
             answer = self.explorer.answer(read_asked(*asked), photo, read_size(size), query)
         except (ValueError, OSError) as error:
-            return [gr.skip(), gr.skip(), gr.skip(), None, facts.message(str(error)), ""]
+            return [*self._selectors_of_model(*asked), None, facts.message(str(error)), ""]
         details = self.explorer.known_details(answer.asked, read_size(size))
-        return [*_selectors(answer), answer.picture, facts.answer_table(answer), facts.details_table(details)]
+        return [
+            *_selectors(answer, *asked[1:]),
+            answer.picture,
+            facts.answer_table(answer),
+            facts.details_table(details),
+        ]
+
+    def _selectors_of_model(self, model: Any, attention: Any, layer: Any, head: Any) -> list[Any]:
+        """As `_selectors` of a model that shows nothing, so that another attention or layer of it can be chosen."""
+        choice = self.explorer.choices.get(model) if isinstance(model, str) else None
+        if choice is None:
+            return [gr.skip(), gr.skip(), gr.skip()]
+        try:
+            layers = self.explorer.layers(read_asked(model, attention, layer, head))
+        except (ValueError, OSError):
+            # the side says why
+            layers = ()
+        return [
+            _attentions(choice.attentions, attention, OWN if choice.trained else attention),
+            _layers(layers, layer, layer if _is_index(layer) and 0 <= layer < len(layers) else 0),
+            # known only from weights
+            gr.skip(),
+        ]
 
     def show(self, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any) -> list[Any]:
         """Updates of the photograph and of both sides."""
@@ -140,7 +161,7 @@ class Page:
         try:
             photo = self._read(upload)
         except RefusedImageError as error:
-            gr.Warning(escape(str(error)), title="This file is not shown")
+            gr.Warning(escape(str(error)))
             return [gr.skip(), gr.skip()]
         return [photo, gr.Radio(choices=[*self.photos, photo.name], value=photo.name)]
 
@@ -175,26 +196,32 @@ class Page:
 def read_asked(model: Any, attention: Any, layer: Any, head: Any) -> Asked:
     for name, value in (("model", model), ("attention", attention)):
         if not isinstance(value, str):
-            raise ValueError(f"choose one {name}, got {value!r}")
+            raise ValueError(f"choose one {name}, got {value!r:.20}")
     if not _is_index(layer) or not (head == MEAN or _is_index(head)):
-        raise ValueError(f"a layer and a head are numbers, got {layer!r} and {head!r}")
+        raise ValueError(f"a layer and a head are numbers, got {layer!r:.20} and {head!r:.20}")
     return Asked(model, attention, layer, None if head == MEAN else head)
 
 
 def read_size(size: Any) -> int:
-    if isinstance(size, bool) or not isinstance(size, int | float) or not math.isfinite(size) or size != int(size):
-        raise ValueError(f"the image size is a whole number of pixels, got {size!r}")
-    return int(size)
+    """The size that the slider shows: it sends what was typed, and then puts the nearest of its range in the place."""
+    # nothing typed
+    number = LEAST_SIZE if size is None else size
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        shown = min(max(number, LEAST_SIZE), MOST_SIZE)
+        # not a number is equal to nothing
+        if shown == shown // 1:
+            return int(shown)
+    raise ValueError(f"the image size is a whole number of pixels, got {size!r:.20}")
 
 
 def read_click(event: Any) -> tuple[float, float]:
     """Where on a picture, (x, y) from 0 to 1."""
     index = event.get("index") if isinstance(event, dict) else None
     if not isinstance(index, list) or len(index) != 2 or not all(isinstance(part, int | float) for part in index):
-        raise ValueError(f"a click has two coordinates, got {index!r}")
+        raise ValueError(f"a click has two coordinates, got {index!r:.20}")
     x, y = index
     if not (0 <= x <= SIDE and 0 <= y <= SIDE):
-        raise ValueError(f"the click at {x:g}, {y:g} lies outside of the picture")
+        raise ValueError(f"the click at {x!r:.20}, {y!r:.20} lies outside of the picture")
     return x / SIDE, y / SIDE
 
 
@@ -202,14 +229,30 @@ def _is_index(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _selectors(answer: Answer) -> list[Any]:
-    """Updates of the lists of attentions, layers and heads: what this model has, and what is shown of it."""
-    asked = answer.asked
+def _selectors(answer: Answer, attention: Any, layer: Any, head: Any) -> list[Any]:
+    """Updates of the lists of attentions, layers and heads: what this model has.
+
+    attention, layer, head: what was asked for.
+    """
+    shown = answer.asked
     return [
-        gr.Dropdown(choices=list(answer.attentions), value=asked.attention, interactive=len(answer.attentions) > 1),
-        gr.Dropdown(choices=[(name, index) for index, name in enumerate(answer.layers)], value=asked.layer),
-        gr.Dropdown(choices=_heads(answer.heads), value=MEAN if asked.head is None else asked.head),
+        _attentions(answer.attentions, attention, shown.attention),
+        _layers(answer.layers, layer, shown.layer),
+        gr.update(choices=_heads(answer.heads), **_value(head, MEAN if shown.head is None else shown.head)),
     ]
+
+
+def _attentions(names: Sequence[str], asked: Any, shown: Any) -> Any:
+    return gr.update(choices=list(names), interactive=len(names) > 1, **_value(asked, shown))
+
+
+def _layers(names: Sequence[str], asked: Any, shown: int) -> Any:
+    return gr.update(choices=[(name, index) for index, name in enumerate(names)], **_value(asked, shown))
+
+
+def _value(asked: Any, shown: Any) -> dict[str, Any]:
+    """What a list is set to, only where it is not what was asked for: by now the visitor may have chosen again."""
+    return {} if asked == shown else {"value": shown}
 
 
 def _heads(count: int) -> list[tuple[str, Any]]:

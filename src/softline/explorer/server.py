@@ -93,7 +93,7 @@ def _running(blocks: "gr.Blocks", folder: Path, host: str, listening: socket.soc
                     inner.stop_event.set()
             await super().shutdown(sockets)
 
-    gate = Gate(mounted, folder, hosts=LOCAL_NAMES if host in LOCAL else None)
+    gate = Gate(mounted, folder, functions=tuple(blocks.fns), hosts=LOCAL_NAMES if host in LOCAL else None)
     server = Server(uvicorn.Config(gate, log_level="warning", timeout_graceful_shutdown=END_SECONDS, ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

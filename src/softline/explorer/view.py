@@ -3,7 +3,7 @@
 import hashlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +15,7 @@ from softline.analysis.locality import SIDE, is_larger
 from softline.analysis.newton import layer_residual
 from softline.analysis.subjects import Subject, open_subject
 from softline.attention.multihead import RowReader
-from softline.backbones.inspection import LayerInput
+from softline.backbones.inspection import Layer, LayerInput
 from softline.explorer.catalog import OWN, Choice
 from softline.explorer.cost import REPEAT_SECONDS, Duration, Need, check_need, duration, need
 from softline.explorer.drawing import draw_map
@@ -181,7 +181,7 @@ class Explorer:
             return Answer(
                 asked=replace(asked, layer=layer, head=head),
                 attentions=self.choices[asked.model].attentions,
-                layers=tuple(f"{one.layer.name} ({one.layer.operator})" for one in view.seen),
+                layers=_names(one.layer for one in view.seen),
                 heads=len(weights),
                 picture=draw_map(view.subject.shown(view.image), contrast(shown), cell),
                 tokens=given.tokens,
@@ -195,6 +195,11 @@ class Explorer:
                 trained_size=int(view.subject.settings["image_size"]),
                 predictions=_predictions(view),
             )
+
+    def layers(self, asked: Asked) -> tuple[str, ...]:
+        """Names as in `Answer`, without running the model."""
+        with self._lock:
+            return _names(self._subject(self._fit_attention(asked)).layers)
 
     def details(self, asked: Asked, size: int) -> Details:
         """What a model costs at a size."""
@@ -283,6 +288,10 @@ class Explorer:
 def check_size(size: int) -> None:
     if not LEAST_SIZE <= size <= MOST_SIZE:
         raise ValueError(f"the image size must be from {LEAST_SIZE} to {MOST_SIZE} pixels, got {size}")
+
+
+def _names(layers: Iterable[Layer]) -> tuple[str, ...]:
+    return tuple(f"{layer.name} ({layer.operator})" for layer in layers)
 
 
 def _of_head(values: Tensor, head: int | None) -> Tensor:

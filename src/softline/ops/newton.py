@@ -107,7 +107,7 @@ def newton_residuals(A: Tensor, *, iterations: int = 35, start: NewtonStart = "n
     """||A A_k A - A||_2 / ||A||_2 after k = 0, 1, ... steps [iterations + 1, ...]: Fig. 5 of SOFT.
 
     The steps are those of `newton_inverse`, in the precision of A (float32 for half precision); how good they are is
-    measured in float64.
+    measured in float64. Infinite where the iterate has left the range of its numbers, as it may after a hundred steps.
     """
     check_newton(iterations, start)
     scaled = widen(A) / _one_norm(widen(A))
@@ -121,8 +121,10 @@ def newton_residuals(A: Tensor, *, iterations: int = 35, start: NewtonStart = "n
 
 
 def _symmetric_norm(A: Tensor) -> Tensor:
-    """||A||_2 of matrices that are symmetric but for rounding [..., m, m] -> [...]."""
-    return torch.linalg.eigvalsh((A + A.mT) / 2).abs().amax(-1)
+    """||A||_2 of matrices that are symmetric but for rounding [..., m, m] -> [...]; infinite if not all are finite."""
+    broken = ~A.isfinite().all(-1).all(-1)
+    whole = ((A + A.mT) / 2).masked_fill(broken[..., None, None], 0)
+    return torch.linalg.eigvalsh(whole).abs().amax(-1).masked_fill(broken, torch.inf)
 
 
 def _one_norm(A: Tensor) -> Tensor:
