@@ -102,10 +102,15 @@ class Visit:
     def upload(self, path: Path) -> None:
         self.page.locator("input[type=file]").first.set_input_files(path)
 
-    def resize(self, size: int) -> None:
+    def resize(self, size: int | str) -> None:
         number = self.page.locator("#size input[type=number]")
         number.fill(str(size))
         number.blur()
+
+    def expect_choices(self, side: str, **values: str) -> None:
+        for label, value in values.items():
+            selector = self.page.locator(f".side-{side}").get_by_label(label, exact=True)
+            sync_api.expect(selector).to_have_value(value, timeout=PATIENCE)
 
     def shoot(self, name: str) -> None:
         # what fades in is there
@@ -151,17 +156,42 @@ def test_layers_heads_models_and_attentions_can_be_chosen(visit):
     visit.shoot("choices")
 
 
+def test_a_choice_made_while_another_is_computed_is_kept_and_computed(visit):
+    visit.choose("b", "Model", "soft_tiny (untrained)")
+    visit.choose("b", "Attention", "hydra")
+    visit.expect_choices("b", Layer="stage 1, block 1 (hydra)", Attention="hydra", Model="soft_tiny (untrained)")
+    visit.choose("b", "Attention", "inline")
+    visit.choose("b", "Head", "head 1")
+    visit.expect_choices("b", Layer="stage 1, block 1 (inline)", Attention="inline", Head="head 1")
+    visit.settle()
+    visit.expect_choices("b", Layer="stage 1, block 1 (inline)", Attention="inline", Head="head 1")
+
+
+def test_a_long_file_name_stays_in_its_box(visit, tmp_path):
+    photo = write_photo(tmp_path / f"{'n' * 200}.png", (320, 240))
+    visit.change(lambda: visit.upload(photo), *MAPS)
+    column = visit.page.locator("#photo-side").bounding_box()
+    name = visit.page.locator("#photo-side label", has_text="yours").bounding_box()
+    assert name["x"] + name["width"] <= column["x"] + column["width"]
+    assert visit.page.locator("#photo-side").evaluate("one => one.scrollWidth <= one.clientWidth")
+    visit.shoot("long-name")
+
+
 def test_a_larger_image_costs_more_and_what_is_too_much_is_a_message(visit):
     visit.change(lambda: visit.choose("b", "Model", "softpp_micro (untrained)"), "#map-b")
     visit.change(lambda: visit.choose("b", "Attention", "gaussian"), "#map-b")
     visit.change(lambda: visit.resize(320), *MAPS)
     sync_api.expect(visit.page.locator("#cost")).to_contain_text("320 x 320", timeout=PATIENCE)
-    visit.resize(1024)
+    # the box then shows the most
+    visit.resize(5000)
+    sync_api.expect(visit.page.locator("#size input[type=number]")).to_have_value("1024")
     sync_api.expect(visit.page.locator("#answer-b")).to_contain_text("choose a smaller size", timeout=PATIENCE)
     sync_api.expect(visit.page.locator("#cost")).to_contain_text("1024 x 1024", timeout=PATIENCE)
     visit.shoot("large")
-    visit.resize(28)
-    sync_api.expect(visit.page.locator("#answer-a")).to_contain_text("at least 29 x 29", timeout=PATIENCE)
+    for typed in (28, 0, ""):
+        visit.resize(typed)
+        sync_api.expect(visit.page.locator("#size input[type=number]")).to_have_value("28")
+        sync_api.expect(visit.page.locator("#answer-a")).to_contain_text("got a size of 28", timeout=PATIENCE)
     visit.resize(224)
     visit.page.wait_for_selector("#map-a img", timeout=PATIENCE)
     visit.page.wait_for_selector("#map-b img", timeout=PATIENCE)

@@ -63,6 +63,15 @@ def test_the_time_says_what_was_timed():
     assert details_table(None).count("...") == 2
 
 
+@pytest.mark.parametrize(
+    ("macs", "text"),
+    [(4_930_000, "4.9 million"), (99_000_000, "99.0 million"), (100_000_000, "0.10 billion")],
+)
+def test_small_models_cost_millions(macs, text):
+    assert f"<td>{text}</td>" in details_table(Details(Cost(macs, macs), Duration(0.01, 3)))
+    assert f"<span>{text}</span>" in cost_line(224, [("A", Cost(macs, macs))])
+
+
 def test_the_cost_line_compares_sizes_and_sides():
     line = cost_line(448, [("A", Cost(8 * 10**9, 2 * 10**9)), ("B", Cost(36 * 10**9, 3 * 10**9))])
     assert "448 x 448, 4x the pixels of 224 x 224" in line

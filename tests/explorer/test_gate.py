@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from softline.explorer.gate import JOIN, Gate
+from softline.explorer.gate import JOIN, MAX_UPLOAD_BYTES, UPLOAD, Gate
 
 
 @pytest.fixture
@@ -16,13 +16,15 @@ def folder(tmp_path):
     return folder
 
 
-def ask(folder, path, *, method="GET", body=b"", host="127.0.0.1:7860", kind="http", hosts=("127.0.0.1",)):
+def ask(
+    folder, path, *, method="GET", body=b"", host="127.0.0.1:7860", kind="http", hosts=("127.0.0.1",), headers=None
+):
     """The status, and what passed: (path, body) of the request that the application behind the gate sees."""
     passed, sent = [], []
 
     async def app(scope, receive, send):
         given = await receive()
-        passed.append((scope["path"], given["body"]))
+        passed.append((scope["path"], given.get("body")))
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def receive():
@@ -31,8 +33,10 @@ def ask(folder, path, *, method="GET", body=b"", host="127.0.0.1:7860", kind="ht
     async def send(message):
         sent.append(message)
 
-    scope = {"type": kind, "method": method, "path": path, "headers": [(b"host", host.encode())]}
-    asyncio.run(Gate(app, folder, hosts=hosts)(scope, receive, send))
+    headers = {"host": host, "content-length": str(len(body)), **(headers or {})}
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items() if value is not None]
+    scope = {"type": kind, "method": method, "path": path, "headers": encoded}
+    asyncio.run(Gate(app, folder, functions=(0, 1), hosts=hosts)(scope, receive, send))
     return sent[0], passed
 
 
@@ -97,7 +101,7 @@ def test_an_event_with_an_upload_of_the_folder_passes_unchanged(folder):
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../secret", "https://example.org/a.png", None, 5, ["/etc/passwd"]])
 def test_an_event_with_any_other_path_does_not(folder, path):
-    body = json.dumps({"data": [1, {"value": [{"path": path}]}], "event_data": {}}).encode()
+    body = json.dumps({"data": [1, {"value": [{"path": path}]}], "event_data": {}, "fn_index": 0}).encode()
     message, passed = ask(folder, JOIN, method="POST", body=body)
     assert (message["status"], passed) == (403, [])
 
@@ -111,6 +115,66 @@ def test_a_page_elsewhere_that_gives_its_name_to_this_machine_is_refused(folder)
     assert ask(folder, "/", host="evil.example:7860")[0]["status"] == 403
     assert ask(folder, "/", host="evil.example:7860", hosts=None)[0]["status"] == 200
     assert ask(folder, "/", host="[::1]:7860", hosts=("[::1]",))[0]["status"] == 200
+
+
+@pytest.mark.parametrize("function", [2, -1, 10**400, None, "0", [0], 0.5])
+def test_an_event_that_calls_no_function_of_the_page_is_refused(folder, function):
+    body = json.dumps({"data": [], "fn_index": function}).encode()
+    assert ask(folder, JOIN, method="POST", body=body)[0]["status"] == 403
+    assert ask(folder, JOIN, method="POST", body=b"[0]")[0]["status"] == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "http://127.0.0.1:8000"},
+        {"origin": "http://127.0.0.1"},
+        {"origin": "null"},
+        {"origin": ""},
+        {"sec-fetch-site": "cross-site"},
+        {"origin": "http://127.0.0.1:7860", "sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
+    ],
+)
+def test_what_another_website_sends_is_refused(folder, headers):
+    assert ask(folder, UPLOAD, method="POST", headers=headers)[0]["status"] == 403
+    assert ask(folder, "/config", headers=headers)[0]["status"] == 403
+
+
+def test_what_the_page_itself_sends_passes(folder):
+    for origin in ("http://127.0.0.1:7860", "https://127.0.0.1:7860"):
+        headers = {"origin": origin, "sec-fetch-site": "same-origin"}
+        assert ask(folder, UPLOAD, method="POST", headers=headers)[0]["status"] == 200
+
+
+def test_a_link_on_another_website_can_be_followed_but_not_fetched(folder):
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert ask(folder, "/", headers=link)[0]["status"] == 200
+    assert ask(folder, "/", headers={**link, "sec-fetch-mode": "no-cors"})[0]["status"] == 403
+    assert ask(folder, "/", headers={**link, "origin": "https://evil.example"})[0]["status"] == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-length": str(MAX_UPLOAD_BYTES)}, 200),
+        ({"content-length": str(MAX_UPLOAD_BYTES + 1)}, 413),
+        ({"content-length": "9" * 5000}, 413),
+        ({"content-length": "-1"}, 403),
+        ({"content-length": None}, 403),
+        ({"transfer-encoding": "chunked"}, 403),
+    ],
+)
+def test_an_upload_names_its_length_which_is_that_of_an_image(folder, headers, status):
+    message, passed = ask(folder, UPLOAD, method="POST", headers=headers)
+    assert (message["status"], len(passed)) == (status, status == 200)
+
+
+def test_an_upload_that_is_longer_than_it_says_ends(folder):
+    body = bytes(MAX_UPLOAD_BYTES + 1)
+    _, passed = ask(folder, UPLOAD, method="POST", body=body, headers={"content-length": "5"})
+    assert passed == [(UPLOAD, None)]
 
 
 def test_websockets_are_closed(folder):

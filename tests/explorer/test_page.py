@@ -2,6 +2,7 @@ import pytest
 
 gr = pytest.importorskip("gradio")
 
+from softline.attention import ATTENTIONS  # noqa: E402
 from softline.explorer import page as module  # noqa: E402
 from softline.explorer.catalog import OWN, find_choices  # noqa: E402
 from softline.explorer.page import MEAN, Page, read_asked, read_click, read_size  # noqa: E402
@@ -10,6 +11,7 @@ from tests.explorer.images import write_photo, write_text  # noqa: E402
 
 MICRO = "softpp_micro (untrained)"
 ASKED = (MICRO, OWN, 0, MEAN)
+HUGE = {"index": [10**400, 1]}
 
 
 @pytest.fixture
@@ -31,7 +33,8 @@ def test_both_sides_and_the_photograph_are_shown(page):
     assert len(sides) == 12
     attention, layer, head, picture, answer, details = sides[:6]
     assert picture.size == (560, 560)
-    assert (attention.value, layer.value, head.value) == (OWN, 0, MEAN)
+    assert [len(update["choices"]) for update in (attention, layer, head)] == [len(ATTENTIONS) + 1, 5, 2]
+    assert attention["interactive"]
     assert "Newton residual" in answer
     assert "Time for one image" in details
     assert sides[9].tobytes() == picture.tobytes()
@@ -39,9 +42,37 @@ def test_both_sides_and_the_photograph_are_shown(page):
 
 def test_lists_follow_the_model(page):
     _, layer, head, *_ = page.show_side("cat", None, 64, (0.5, 0.5), MICRO, "inline", 99, 99)
-    assert layer.choices[0] == ("stage 1, block 1 (inline)", 0)
-    assert (layer.value, head.value) == (0, MEAN)
-    assert head.choices[0] == (MEAN, MEAN)
+    assert layer["choices"][0] == ("stage 1, block 1 (inline)", 0)
+    assert (layer["value"], head["value"]) == (0, MEAN)
+    assert head["choices"][0] == (MEAN, MEAN)
+
+
+def test_what_was_asked_for_is_not_chosen_again_as_the_visitor_may_have_gone_on(page):
+    for asked in (ASKED, (MICRO, "inline", 1, 0)):
+        selectors = page.show_side("cat", None, 64, (0.5, 0.5), *asked)[:3]
+        assert not any("value" in update for update in selectors)
+
+
+def test_a_trained_model_is_set_to_its_own_attention(checkpoint, tmp_path):
+    page = Page(Explorer(find_choices([str(checkpoint)])), tmp_path)
+    attention, *_ = page.show_side("cat", None, 32, (0.5, 0.5), str(checkpoint.parent), "softmax", 0, MEAN)
+    assert (attention["choices"], attention["value"], attention["interactive"]) == ([OWN], OWN, False)
+
+
+def test_lists_follow_a_model_that_is_too_much_so_that_a_cheaper_attention_can_be_chosen(page):
+    tiny = "softpp_tiny (untrained)"
+    attention, layer, head, picture, *_ = page.show_side("cat", None, 1024, (0.5, 0.5), tiny, "softmax", 99, MEAN)
+    assert picture is None
+    assert attention["choices"] == [OWN, *ATTENTIONS]
+    assert attention["interactive"]
+    assert "value" not in attention
+    assert (layer["choices"][0], layer["value"]) == (("stage 1, block 1 (softmax)", 0), 0)
+    assert head == gr.skip()
+
+
+def test_lists_of_an_unknown_model_stay(page):
+    for model in ("/etc/passwd", None, [MICRO]):
+        assert page.show_side("cat", None, 64, (0.5, 0.5), model, OWN, 0, MEAN)[:3] == [gr.skip()] * 3
 
 
 def test_a_click_moves_the_query(page):
@@ -53,11 +84,14 @@ def test_a_click_moves_the_query(page):
     assert sides[3].tobytes() != before[4].tobytes()
 
 
-@pytest.mark.parametrize("data", [None, {}, {"index": None}, {"index": [1]}, {"index": ["a", 2]}, {"index": [9999, 5]}])
+@pytest.mark.parametrize(
+    "data", [None, {}, {"index": None}, {"index": [1]}, {"index": ["a", 2]}, {"index": [9999, 5]}, HUGE]
+)
 def test_a_click_without_a_place_changes_nothing_but_says_so(page, warned, data):
     query, *_ = page.click(gr.EventData(None, data), "cat", None, 64, (0.5, 0.5), *ASKED, *ASKED)
     assert query == (0.5, 0.5)
     assert len(warned) == 1
+    assert len(warned[0]) < 100
 
 
 @pytest.mark.parametrize(
@@ -70,8 +104,7 @@ def test_a_click_without_a_place_changes_nothing_but_says_so(page, warned, data)
         (("cat", 64, [MICRO], OWN, 0, MEAN), "choose one model"),
         (("cat", 64, None, OWN, 0, MEAN), "choose one model"),
         (("dog", 64, *ASKED), "there is no photograph"),
-        (("cat", 5000, *ASKED), "from 28 to 1024"),
-        (("cat", None, *ASKED), "whole number of pixels"),
+        (("cat", "64", *ASKED), "whole number of pixels"),
         (("cat", 64.5, *ASKED), "whole number of pixels"),
         (("cat", 28, "softpp_tiny (untrained)", OWN, 0, MEAN), "at least 29 x 29"),
     ],
@@ -88,8 +121,9 @@ def test_a_side_says_why_it_shows_no_map(page, values, message):
 def test_a_checkpoint_that_cannot_be_read_is_a_message(tmp_path):
     (tmp_path / "best.pt").write_text("no checkpoint")
     page = Page(Explorer(find_choices([str(tmp_path)])), tmp_path)
-    *_, picture, answer, _ = page.show_side("cat", None, 64, (0.5, 0.5), str(tmp_path), OWN, 0, MEAN)
+    attention, layer, _, picture, answer, _ = page.show_side("cat", None, 64, (0.5, 0.5), str(tmp_path), OWN, 0, MEAN)
     assert picture is None
+    assert (attention["choices"], layer["choices"]) == ([OWN], [])
     assert "best.pt" in answer
 
 
@@ -133,7 +167,7 @@ def test_details_of_a_side_that_shows_nothing_are_empty(page):
     assert a == ""
     assert "ms" in b
     assert line.count("bar") == 1
-    assert page.details(None, *ASKED, *ASKED) == ["", "", ""]
+    assert page.details("64", *ASKED, *ASKED) == ["", "", ""]
 
 
 def test_checkpoints_come_first(checkpoint, tmp_path):
@@ -144,8 +178,18 @@ def test_checkpoints_come_first(checkpoint, tmp_path):
 def test_values_of_the_browser_are_read():
     assert read_asked("m", "a", 2, 1) == Asked("m", "a", 2, 1)
     assert read_asked("m", "a", 2, MEAN).head is None
-    assert read_size(224.0) == 224
     assert read_click({"index": [0, 560]}) == (0, 1)
-    for size in (True, "224", float("nan"), float("inf")):
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [(224.0, 224), (5000, 1024), (10**400, 1024), (0, 28), (-(10**400), 28), (1.5, 28), (1024.5, 1024), (None, 28)],
+)
+def test_a_size_outside_of_the_range_is_what_the_slider_then_shows(typed, shown):
+    assert read_size(typed) == shown
+
+
+def test_other_sizes_are_refused():
+    for size in (True, "224", 99.7, float("nan"), [10**400]):
         with pytest.raises(ValueError, match="whole number"):
             read_size(size)

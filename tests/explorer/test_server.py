@@ -178,6 +178,45 @@ def test_a_file_that_is_too_large_is_not_stored(client, tmp_path):
     assert_works(client)
 
 
+def test_files_that_are_too_large_together_are_not_stored(server, client):
+    before = set(server.folder.rglob("*"))
+    many = [("files", (f"{index}.png", bytes(3 * 2**20))) for index in range(8)]
+    assert client.post(f"{API}/upload", files=many).status_code == 413
+    assert set(server.folder.rglob("*")) == before
+    assert_works(client)
+
+
+def test_an_upload_of_unknown_length_is_not_stored(server, client):
+    before = set(server.folder.rglob("*"))
+    request = client.build_request("POST", f"{API}/upload", files={"files": ("a.png", b"a")})
+    pieces = iter([request.read()])
+    kind = {"Content-Type": request.headers["content-type"]}
+    assert client.post(f"{API}/upload", content=pieces, headers=kind).status_code == 403
+    assert set(server.folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_another_website_stores_no_file(server, client, headers):
+    before = set(server.folder.rglob("*"))
+    assert client.post(f"{API}/upload", files={"files": ("a.png", b"a")}, headers=headers).status_code == 403
+    assert set(server.folder.rglob("*")) == before
+    own = {"Origin": server.address.rstrip("/"), "Sec-Fetch-Site": "same-origin"}
+    assert client.post(f"{API}/upload", files={"files": ("a.png", b"a")}, headers=own).status_code == 200
+
+
+def test_forged_numbers_leave_no_traceback(server, client):
+    huge = 10**400
+    shown = result(send(client, "show_side", ["cat", None, -huge, None, MICRO, OWN, huge, huge])[1])
+    assert shown[3] is not None
+    _, messages = send(client, "click", SHOW, event_data={"index": [huge, 1], "value": None})
+    result(messages)
+    (text,) = warnings_of(messages)
+    assert "outside of the picture" in text
+    body = {"data": SHOW, "fn_index": 999, "session_hash": uuid.uuid4().hex}
+    assert client.post(f"{API}/queue/join", json=body).status_code == 403
+    assert "Traceback" not in server.log.read_text()
+
+
 def test_a_page_of_another_name_is_refused(client):
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
 

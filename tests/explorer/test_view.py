@@ -74,6 +74,13 @@ def test_layers_and_heads_that_a_model_does_not_have_are_reset_to_what_it_has(ex
     assert answer.layers[0] == "stage 1, block 1 (softpp)"
 
 
+def test_layers_are_known_without_running_the_model(explorer, cat, monkeypatch):
+    asked = Asked(MICRO, "inline")
+    expected = explorer.answer(asked, cat, 64, CENTRE).layers
+    monkeypatch.setattr(view.Subject, "look", lambda *_: pytest.fail("the model ran"))
+    assert Explorer(find_choices([])).layers(asked) == expected
+
+
 def test_an_attention_takes_the_place_of_the_models_own(explorer, cat):
     answer = explorer.answer(Asked(MICRO, "inline"), cat, 64, CENTRE)
     assert answer.layers[0] == "stage 1, block 1 (inline)"
@@ -128,6 +135,14 @@ def test_what_would_take_minutes_is_not_begun_but_counted(explorer, cat, monkeyp
         explorer.details(asked, 1024)
     cost = explorer.cost(asked, 1024)
     assert cost.macs > 20**2 * cost.usual_macs / 4
+
+
+def test_weights_that_do_not_fit_in_memory_are_not_made(explorer, cat, monkeypatch):
+    asked = Asked("inline_pvt_tiny (untrained)", "softmax")
+    monkeypatch.setattr(view, "MAX_TENSOR_BYTES", 4 * 16**4 - 1)
+    with pytest.raises(ValueError, match="weights of stage 1, block 1 for 256 tokens"):
+        explorer.answer(asked, cat, 64, CENTRE)
+    assert explorer.answer(dataclasses.replace(asked, layer=2), cat, 64, CENTRE).picture
 
 
 def test_details_are_found_once(explorer, monkeypatch):

@@ -17,7 +17,7 @@ from softline.analysis.subjects import Subject, open_subject
 from softline.attention.multihead import RowReader
 from softline.backbones.inspection import Layer, LayerInput
 from softline.explorer.catalog import OWN, Choice
-from softline.explorer.cost import REPEAT_SECONDS, Duration, Need, check_need, duration, need
+from softline.explorer.cost import MAX_TENSOR_BYTES, REPEAT_SECONDS, Duration, Need, check_need, duration, need
 from softline.explorer.drawing import draw_map
 from softline.explorer.recent import Recent
 from softline.ops.inputs import check_option, divide
@@ -122,6 +122,7 @@ class View:
 
     def reader(self, layer: int) -> RowReader:
         if layer not in self.readers:
+            _check_rows(self.seen[layer])
             # rows of one layer at a time are looked at
             self.readers = {layer: self.seen[layer].rows()}
         return self.readers[layer]
@@ -292,6 +293,16 @@ def check_size(size: int) -> None:
 
 def _names(layers: Iterable[Layer]) -> tuple[str, ...]:
     return tuple(f"{layer.name} ({layer.operator})" for layer in layers)
+
+
+def _check_rows(given: LayerInput) -> None:
+    """Some attentions give no single rows but N x N weights."""
+    bytes_needed = 4 * given.tokens**2
+    if not hasattr(given.layer.attention, "rows") and bytes_needed > MAX_TENSOR_BYTES:
+        raise ValueError(
+            f"the weights of {given.layer.name} for {given.tokens:,} tokens take {bytes_needed / 2**30:,.1f} GiB, and "
+            f"this page stops at {MAX_TENSOR_BYTES / 2**30:.0f}: choose a smaller size or a later layer"
+        )
 
 
 def _of_head(values: Tensor, head: int | None) -> Tensor:
