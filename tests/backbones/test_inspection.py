@@ -129,3 +129,14 @@ def test_windows_and_strips_do_not_see_all():
     seen, _ = look(cswin, torch.randn(1, 3, 64, 64), attention_layers(cswin))
     assert {given.sees_all for given in seen if given.layer.stage == 2} == {False}
     assert {given.sees_all for given in seen if given.layer.stage == 0} == {True}
+
+
+@pytest.mark.parametrize("attention", ["softmax", "inline"])
+@torch.no_grad()
+def test_every_layer_of_a_pvt_reads_single_rows(attention):
+    model = timm.create_model("inline_pvt_tiny", attention=attention, num_classes=2).eval()
+    for given in look(model, torch.randn(1, 3, 96, 64), attention_layers(model))[0]:
+        assert hasattr(given.layer.attention, "rows")
+        chosen = torch.tensor([given.tokens - 1, 0])
+        weights = given.layer.attention.weights(given.x, given.grid_size)
+        torch.testing.assert_close(given.rows()(chosen), weights[:, :, chosen])

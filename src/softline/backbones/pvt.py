@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
+from softline.attention.multihead import RowReader
 from softline.backbones.backbone import (
     AttentionChoice,
     Backbone,
@@ -41,7 +42,17 @@ from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbon
 from softline.layers.blocks import PreNormBlock
 from softline.layers.embed import PatchEmbed, PositionEmbed
 from softline.layers.grid import GridSize, check_grid, pad_to_whole
-from softline.ops.inputs import check_integer, check_mask, check_option, hide, hide_scores, saturate, widen
+from softline.ops.inputs import (
+    check_integer,
+    check_mask,
+    check_option,
+    hide,
+    hide_rows,
+    hide_scores,
+    saturate,
+    take_rows,
+    widen,
+)
 
 STRIDES = (4, 8, 16, 32)
 EMBED_DIMS = (64, 128, 320, 512)
@@ -81,12 +92,21 @@ class SpatialReductionAttention(nn.Module):
 
     def weights(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         """Weights [B, heads, N, N]: that of a cell is shared equally by its real tokens."""
+        return self.rows(x, grid_size, key_mask)(torch.arange(x.shape[1], device=x.device))
+
+    def rows(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> RowReader:
+        """What reads single rows of `weights`."""
         q, k, _, cell_mask = self._project(x, grid_size, key_mask)
-        scores = self.dim**-0.5 * self.num_heads**0.5 * widen(q) @ widen(k).mT  # [B, H, N, M]
-        members = self._members(grid_size, key_mask, scores)
-        share = members / members.sum(2, keepdim=True).clamp(min=1)
-        weights = hide_scores(scores, cell_mask).softmax(-1) @ share.mT
-        return hide(weights, key_mask).to(q.dtype)
+        members = self._members(grid_size, key_mask, widen(q))
+        share = members / members.sum(2, keepdim=True).clamp(min=1)  # [B, 1, N, M]
+
+        def read(tokens: Tensor) -> Tensor:
+            queries = take_rows(widen(q), tokens)
+            scores = self.dim**-0.5 * self.num_heads**0.5 * queries @ widen(k).mT  # [B, H, R, M]
+            weights = hide_scores(scores, cell_mask).softmax(-1) @ share.mT
+            return hide_rows(weights, key_mask, tokens).to(q.dtype)
+
+        return read
 
     def mix(self, weights: Tensor, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         """The output [B, N, C] that given weights [B, heads, N, N] produce."""
