@@ -189,6 +189,19 @@ def test_accuracy_of_too_many_tokens_is_refused(monkeypatch):
         masked_accuracies(make_subject("inline"), Labelled(make_pictures(1)), count=1)
 
 
+@torch.no_grad()
+def test_random_keys_are_the_same_for_every_image_and_batch(pictures):
+    subject = make_subject("softmax")
+    images = torch.stack([subject.prepare(picture.image) for picture in pictures])
+    with hidden_keys(subject.layers[:2], side=3, seed=0):
+        together = subject.model(images)
+        alone = torch.cat([subject.model(image[None]) for image in images])
+    with hidden_keys(subject.layers[:2], side=3, seed=5):
+        others = subject.model(images)
+    torch.testing.assert_close(together, alone)
+    assert not torch.allclose(together, others, atol=1e-6)
+
+
 def test_the_batch_does_not_change_the_accuracy(monkeypatch):
     subject, source = make_subject("inline"), Labelled(make_pictures(6))
     whole = masked_accuracies(subject, source, count=6)

@@ -158,19 +158,21 @@ def masked_accuracies(
         for kind in ("local", "random") if layers else ():
             name = f"{kind} {side}x{side}" if kind == "local" else f"random, as many as {side}x{side}"
             progress(name)
-            generator = torch.Generator().manual_seed(seed)
-            with hidden_keys(layers, side=side, random=generator if kind == "random" else None):
+            with hidden_keys(layers, side=side, seed=seed if kind == "random" else None):
                 top1 = _top1(subject, images, labels, batch_size)
                 results.append(MaskedAccuracy(name, top1, [layer.name for layer in layers]))
     return results
 
 
 @contextmanager
-def hidden_keys(layers: Sequence[Layer], *, side: int, random: torch.Generator | None = None) -> Iterator[None]:
-    """Hide the keys of the window around every query, or as many of the grid's at random, from these layers."""
-    for layer in layers:
+def hidden_keys(layers: Sequence[Layer], *, side: int, seed: int | None = None) -> Iterator[None]:
+    """Hide the keys of the window around every query from these layers.
+
+    seed: hide as many keys of the grid at random instead, others in each layer and the same for all images.
+    """
+    for place, layer in enumerate(layers):
         # in the instance, where it hides the class's
-        layer.attention.forward = _without_keys(layer, side, random)
+        layer.attention.forward = _without_keys(layer, side, None if seed is None else seed + place)
     try:
         yield
     finally:
@@ -178,12 +180,12 @@ def hidden_keys(layers: Sequence[Layer], *, side: int, random: torch.Generator |
             del layer.attention.forward
 
 
-def _without_keys(layer: Layer, side: int, random: torch.Generator | None) -> Callable[..., Tensor]:
+def _without_keys(layer: Layer, side: int, seed: int | None) -> Callable[..., Tensor]:
     attention: Any = layer.attention
 
     def forward(x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None, **options: Any) -> Tensor:
         weights = attention.weights(x, grid_size, key_mask)
-        hidden = _hidden(grid_size, layer.prefix, side, random, x.device)
+        hidden = _hidden(grid_size, layer.prefix, side, seed, x.device)
         kept = leave_out(weights, hidden, layer.operator)
         mixed: Tensor = attention.mix(kept, x, grid_size, key_mask, **options)
         return mixed
@@ -191,15 +193,14 @@ def _without_keys(layer: Layer, side: int, random: torch.Generator | None) -> Ca
     return forward
 
 
-def _hidden(
-    grid_size: GridSize, prefix: int, side: int, random: torch.Generator | None, device: torch.device
-) -> Tensor:
+def _hidden(grid_size: GridSize, prefix: int, side: int, seed: int | None, device: torch.device) -> Tensor:
     """True where a query of the grid may not see a key of it: [N, N]."""
     count = grid_size[0] * grid_size[1]
     hidden = _neighbours(grid_size, side, device)(torch.arange(count, device=device))
-    if random is not None:
+    if seed is not None:
         # the lowest of random numbers, as many as the window has
-        turn = torch.rand(count, count, generator=random).to(device).argsort(-1).argsort(-1)
+        numbers = torch.rand(count, count, generator=torch.Generator().manual_seed(seed))
+        turn = numbers.to(device).argsort(-1).argsort(-1)
         hidden = turn < hidden.sum(-1, keepdim=True)
     return nn.functional.pad(hidden, (prefix, 0, prefix, 0), value=False)
 
