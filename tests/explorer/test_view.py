@@ -139,10 +139,11 @@ def test_what_would_take_minutes_is_not_begun_but_counted(explorer, cat, monkeyp
 
 def test_weights_that_do_not_fit_in_memory_are_not_made(explorer, cat, monkeypatch):
     asked = Asked("inline_pvt_tiny (untrained)", "softmax")
+    # as an attention of another package, which only promises all weights
+    monkeypatch.delattr("softline.backbones.pvt.SpatialReductionAttention.rows")
     monkeypatch.setattr(view, "MAX_TENSOR_BYTES", 4 * 16**4 - 1)
     with pytest.raises(ValueError, match="weights of stage 1, block 1 for 256 tokens"):
         explorer.answer(asked, cat, 64, CENTRE)
-    assert explorer.answer(dataclasses.replace(asked, layer=2), cat, 64, CENTRE).picture
 
 
 def test_details_are_found_once(explorer, monkeypatch):
