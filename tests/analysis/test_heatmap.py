@@ -75,18 +75,19 @@ def test_a_network_that_does_not_mix_tokens_depends_on_all_alike(pictures):
     torch.testing.assert_close(values, torch.full((8, 8), 1 / 64))
 
 
-def test_shares_go_evenly_to_what_a_token_covers():
+def test_shares_stay_on_their_part_of_the_image():
     subject = make_subject("softmax")
     seen, _ = subject.look(torch.randn(1, 3, 28, 28))
     fine, coarse = seen[0], seen[1]
     assert (fine.grid_size, coarse.grid_size) == ((7, 7), (4, 4))
-    share = torch.rand(1, 16)
+    share = torch.zeros(1, 16)
+    share[0, 4 * 1 + 3] = 1  # from 1/4 to 1/2 of the height, the last quarter of the width
     grid = _to_finer(share, coarse, fine).reshape(7, 7)
-    for row in range(4):
-        for column in range(4):
-            covered = grid[2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
-            torch.testing.assert_close(covered.sum(), share[0, 4 * row + column])
-            assert covered.max() == covered.min()
+    # rows 1.75 to 3.5 of 7, columns 5.25 to 7
+    rows, columns = torch.tensor([0, 0.25, 1, 0.5, 0, 0, 0]) / 1.75, torch.tensor([0, 0, 0, 0, 0, 0.75, 1]) / 1.75
+    torch.testing.assert_close(grid, rows[:, None] * columns)
+    even = _to_finer(torch.full((1, 16), 1 / 16), coarse, fine)
+    torch.testing.assert_close(even, torch.full((1, 49), 1 / 49))
 
 
 def test_layers_come_in_the_order_they_were_asked_for(pictures):

@@ -3,7 +3,7 @@
 Also attention rollout (Abnar and Zuidema, https://arxiv.org/abs/2005.00928): how much the tokens that the classifier
 reads depend on each patch, when half of every block's output is its input and half what its attention, the mean of the
 heads, gathers. Weights may be negative here and rows need not sum to 1: their sizes are taken, each row divided by its
-sum. Between the stages of a pyramid a token is the mean of those that it covers.
+sum. Between the stages of a pyramid a token stands evenly for its part of the image.
 """
 
 from collections.abc import Sequence
@@ -135,17 +135,20 @@ def _through(given: LayerInput, share: Tensor) -> Tensor:
 
 
 def _to_finer(share: Tensor, given: LayerInput, before: LayerInput) -> Tensor:
-    """From the tokens of a stage to those of the one before, evenly over those that each covers.
+    """From the tokens of a stage to those of the one before, which lie on the same part of the image.
 
     Class tokens begin with their stage: what they hold is left behind.
     """
-    grid = given.on_grid(share)
-    for axis, (coarse, fine) in enumerate(zip(given.grid_size, before.grid_size, strict=True), start=1):
-        covering = torch.arange(fine, device=share.device) * coarse // fine
-        covered = covering.bincount(minlength=coarse).to(share.dtype)
-        grid = grid.index_select(axis, covering)
-        grid = grid / covered[covering].unsqueeze(-1 if axis == 1 else 0)
-    return F.pad(grid.flatten(1), (before.layer.prefix, 0))
+    rows, columns = (_overlaps(*sizes).to(share) for sizes in zip(given.grid_size, before.grid_size, strict=True))
+    finer = rows.mT @ given.on_grid(share) @ columns
+    return F.pad(finer.flatten(1), (before.layer.prefix, 0))
+
+
+def _overlaps(coarse: int, fine: int) -> Tensor:
+    """How much of each of ``coarse`` equal parts of a line lies on each of ``fine`` [coarse, fine]; rows sum to 1."""
+    left, right = (torch.arange(start, coarse + start)[:, None] / coarse for start in (0, 1))
+    begin, end = (torch.arange(start, fine + start) / fine for start in (0, 1))
+    return coarse * (right.minimum(end) - left.maximum(begin)).clamp(min=0)
 
 
 # the figure
