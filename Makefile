@@ -25,7 +25,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 test-slow: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not browser"
 
 test-rivals: $(VENV)/installed-rivals
 	$(BIN)/python -m pytest -m rivals
@@ -33,7 +33,7 @@ test-rivals: $(VENV)/installed-rivals
 test-browser: $(VENV)/installed-browser
 	@[ -n "$$SOFTLINE_CHROMIUM" ] || command -v chromium || command -v chromium-browser || command -v google-chrome || \
 	  { apt-get update && apt-get install -y --no-install-recommends chromium; }
-	$(BIN)/python -m pytest -m browser
+	$(BIN)/python -m pytest -m "browser and not slow"
 
 # material's notice that it ends in 2027 is no warning of ours
 docs: $(VENV)/installed-docs
