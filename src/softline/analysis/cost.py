@@ -1,6 +1,6 @@
 """What attention costs over the number of tokens: multiply-adds and peak memory of one layer, counted, not timed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,6 @@ def layer_costs(
     *,
     dim: int = 64,
     num_heads: int = 2,
-    progress: Callable[[str, int], None] = lambda *_: None,
 ) -> list[LayerCost]:
     """Of each attention with its projections on square grids of ``sides`` tokens."""
     check_attentions(attentions)
@@ -41,7 +40,6 @@ def layer_costs(
     for name in dict.fromkeys(attentions):
         case = LayerCase(name, dim=dim, num_heads=num_heads, patch_size=1)
         for side in sorted(set(sides)):
-            progress(name, side)
             run = prepare(case, side, "infer", Setting()).eager
             run()
             costs.append(LayerCost(name, case.tokens(side), count_macs(run), peak_bytes(run)))

@@ -87,9 +87,9 @@ def cell_at(query: tuple[float, float], grid_size: GridSize) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def query_map(given: LayerInput, token: int, *, sample: int = 0, head: int | None = None) -> Tensor:
-    """How much a token takes from each of the grid's [height, width]: of one head, or the mean of all for None."""
-    row = given.rows()(torch.tensor([token], device=given.x.device))[sample, :, 0]  # [heads, N]
+def query_map(given: LayerInput, token: int, *, head: int | None = None) -> Tensor:
+    """How much a token of one image takes from each of the grid's [height, width]: of a head, or the mean for None."""
+    row = given.rows()(torch.tensor([token], device=given.x.device))[0, :, 0]  # [heads, N]
     if head is not None:
         check_index("head", head, len(row))
     return given.on_grid(row.mean(0) if head is None else row[head]).float().cpu()

@@ -142,7 +142,6 @@ def masked_accuracies(
     sides: Sequence[int] = (3, 5, 7),
     seed: int = 0,
     size: int | None = None,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> list[MaskedAccuracy]:
     """Accuracy on ``count`` images as the model is, and with local or random keys hidden from every query."""
     if not subject.classes:
@@ -157,7 +156,6 @@ def masked_accuracies(
         layers = [one.layer for one in seen if is_larger(one.grid_size, side)]
         for kind in ("local", "random") if layers else ():
             name = f"{kind} {side}x{side}" if kind == "local" else f"random, as many as {side}x{side}"
-            progress(name)
             with hidden_keys(layers, side=side, seed=seed if kind == "random" else None):
                 top1 = _top1(subject, images, labels, batch_size)
                 results.append(MaskedAccuracy(name, top1, [layer.name for layer in layers]))

@@ -48,7 +48,7 @@ def newton_convergence(
         seen, _ = subject.look(subject.prepare(picture.image, size)[None], layers)
         for given in seen:
             A = landmark_matrix(given)
-            found = ops.newton_residuals(A, iterations=iterations, start=_options(given)["start"])
+            found = ops.newton_residuals(A, iterations=iterations, start=soft_operands(given)["start"])
             residuals[given.layer.stage].append(found.flatten(1))
             landmarks[given.layer.stage] = A.shape[-1]
     return [
@@ -72,7 +72,7 @@ def has_landmarks(layer: Layer) -> bool:
 
 def landmark_matrix(given: LayerInput, *, exact: bool = False, ridge: bool = True) -> Tensor:
     """What a SOFT layer inverts [B, heads, m, m], its ridge included or not; in float64 if ``exact``."""
-    options = _options(given)
+    options = soft_operands(given)
     landmarks = options["landmarks"].double() if exact else options["landmarks"]
     return ops.soft_kernel(landmarks, ridge=options["ridge"] * ridge, landmark_mask=options["landmark_mask"])
 
@@ -81,7 +81,7 @@ def layer_residual(given: LayerInput) -> float | None:
     """What is left after the layer's own number of steps, the mean of its heads; None if it does not use Newton."""
     if not has_landmarks(given.layer) or given.layer.inner is not given.layer.attention:
         return None
-    options = _options(given)
+    options = soft_operands(given)
     if options["inverse"] != "newton":
         return None
     names = ("iterations", "start", "ridge", "landmark_mask")
@@ -90,7 +90,8 @@ def layer_residual(given: LayerInput) -> float | None:
 
 
 @torch.no_grad()
-def _options(given: LayerInput) -> dict[str, Any]:
+def soft_operands(given: LayerInput) -> dict[str, Any]:
+    """What a SOFT layer's operator is given: its landmarks, their mask, and how they are inverted."""
     attention = given.layer.attention
     assert isinstance(attention, MultiHeadAttention), "SOFT layers are"
     return attention.operands(given.x, given.grid_size, given.key_mask)

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from softline.analysis.figures import log_ticks, new_axes, tidy
-from softline.analysis.newton import landmark_matrix, soft_layers
+from softline.analysis.newton import landmark_matrix, soft_layers, soft_operands
 from softline.analysis.subjects import Picture, Subject
-from softline.attention.multihead import MultiHeadAttention
 from softline.backbones.inspection import Layer, LayerInput, one_of_each_stage
 from softline.bench.figure import PALETTE
 from softline.bench.growth import growth_exponent
@@ -142,10 +141,8 @@ def _square_root(G: Tensor) -> Tensor:
 
 def _plain_factors(given: LayerInput) -> tuple[Tensor, Tensor, Tensor]:
     """P^T, Newton's iterate and P of a layer in float64, without SOFT++'s D."""
-    attention = given.layer.attention
-    assert isinstance(attention, MultiHeadAttention), "SOFT layers are"
-    options = attention.operands(given.x, given.grid_size)
-    left, iterate, right = soft_factors(**{**options, "normalize": False, "inverse": "newton"})
+    options = {**soft_operands(given), "normalize": False, "inverse": "newton"}
+    left, iterate, right = soft_factors(**options)
     return left.double(), iterate.double(), right.double()
 
 
