@@ -15,10 +15,10 @@ import skimage
 import sklearn.datasets
 from PIL import Image
 
-from softline.engine.dense import predict_dense
 from softline.engine.reading import load_recipe
 from softline.engine.train import train
-from softline.engine.trained import load_trained
+from softline.tasks.dense import predict_dense
+from softline.tasks.loading import load_trained
 
 CLASSES = ("person", "cat", "cup", "spoon")
 # x, y, x, y, ... of each object

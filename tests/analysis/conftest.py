@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from softline.analysis.subjects import Picture, Subject
-from softline.engine.build import image_settings
+from softline.tasks.images import image_settings
 
 
 def make_subject(attention: str = "softpp", name: str = "softpp_micro", **options) -> Subject:

@@ -2,7 +2,7 @@ import pytest
 
 from softline import ATTENTIONS
 from softline.analysis.cost import cost_exponents, layer_costs, plot_layer_costs
-from softline.analysis.figures import save_figure
+from softline.plotting.figures import save_figure
 
 
 def test_costs_tell_linear_attentions_from_quadratic_ones():

@@ -14,7 +14,7 @@ from softline.analysis.locality import (
     plot_locality,
 )
 from softline.attention.registry import create_attention
-from softline.bench.cost import peak_bytes
+from softline.measure.counting import peak_bytes
 from tests.analysis.conftest import make_pictures, make_subject
 
 

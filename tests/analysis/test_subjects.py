@@ -3,7 +3,7 @@ import torch
 from PIL import Image
 
 from softline.analysis.subjects import choose_pictures, open_subject, open_subjects, read_pictures
-from softline.data.photographs import PHOTOGRAPHS, open_photograph
+from softline.data.images.photographs import PHOTOGRAPHS, open_photograph
 from softline.engine.reading import load_recipe
 from softline.engine.train import train
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from softline import create_attention
-from softline.bench import count_macs, peak_bytes
+from softline.measure import count_macs, peak_bytes
 
 SIDES = [28, 56, 112]
 

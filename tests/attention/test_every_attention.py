@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from softline import ATTENTIONS, create_attention
-from softline.bench.cost import peak_bytes
+from softline.measure.counting import peak_bytes
 from tests.support import assert_within_budget, prefix_mask, value_and_gradients
 
 GRIDS = [(1, 1), (7, 5), (13, 9), (56, 56)]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import softline
-from softline.attention.registry import ATTENTIONS, AttentionRegistry, create_attention
+from softline.attention.registry import ATTENTIONS, create_attention
+from softline.registry import Registry
 
 
 def test_every_attention_of_the_design_is_registered():
@@ -27,7 +28,7 @@ def test_unknown_options_list_the_known_ones_and_the_closest():
 
 
 def test_a_name_is_registered_once():
-    registry = AttentionRegistry()
+    registry = Registry("attention", group="softline.attention")
     registry.register("mine")(torch.nn.Identity)
     with pytest.raises(ValueError, match="attention 'mine' is registered already"):
         registry.register("mine")(torch.nn.Identity)
@@ -46,7 +47,7 @@ def test_other_packages_add_attentions_through_entry_points(tmp_path, monkeypatc
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: thirdparty\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[softline.attention]\nsharp = thirdparty:sharp\n")
     monkeypatch.syspath_prepend(tmp_path)
-    registry = AttentionRegistry()
+    registry = Registry("attention", group="softline.attention")
     assert "sharp" in registry
     assert "thirdparty" not in sys.modules, "a package is imported when its attention is built, not when it is listed"
     monkeypatch.setattr("softline.attention.registry.ATTENTIONS", registry)
@@ -63,7 +64,7 @@ def test_a_package_that_takes_a_name_twice_is_named_every_time(tmp_path, monkeyp
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: clashing\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[softline.attention]\nmine = clashing:soft\n")
     monkeypatch.syspath_prepend(tmp_path)
-    registry = AttentionRegistry()
+    registry = Registry("attention", group="softline.attention")
     registry.register("mine")(torch.nn.Identity)
     for _ in range(2):
         with pytest.raises(ValueError, match="attention 'mine' of clashing is registered already; rename it"):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from softline.attention import create_attention
 from softline.backbones.cswin import StripAttention, cswin_backbone
 from softline.backbones.swin import PositionBiasAttention, swin_backbone
-from softline.bench.cost import peak_bytes
 from softline.layers.windows import WindowedAttention
+from softline.measure.counting import peak_bytes
 
 Grid = tuple[int, int]
 

@@ -3,9 +3,9 @@ import json
 import pytest
 
 from softline import __version__
-from softline.bench.failures import OUT_OF_MEMORY
-from softline.bench.memory import Memory, ProcessMeter
 from softline.cli import bench, main
+from softline.measure.failures import OUT_OF_MEMORY
+from softline.measure.memory import Memory, ProcessMeter
 
 LAYERS = ["bench", "layers", "--sizes", "64,32", "--rounds", "1"]
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from softline.data import EvalShard, TrainBatches
+from softline.data.sampler import EvalShard, TrainBatches
 
 Batch = list[tuple[int, int]]
 

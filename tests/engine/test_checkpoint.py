@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from softline.engine.checkpoint import load_checkpoint, save_checkpoint
-from softline.engine.files import write_json, write_whole
 from softline.engine.train import train
+from softline.files import write_json, write_whole
 from tests.engine.small import small_recipe, write_images
 from tests.engine.test_train import assert_equal_weights, weights
 

@@ -28,11 +28,12 @@ from torch.utils.data import Subset
 
 from softline.cli import main
 from softline.engine import distributed
-from softline.engine.build_task import build_task
 from softline.engine.evaluate import evaluate
 from softline.engine.events import Saved, read_log
 from softline.engine.train import train
-from softline.engine.trained import evaluate_sizes, load_trained
+from softline.tasks.building import build_task
+from softline.tasks.classification.trained import evaluate_sizes
+from softline.tasks.loading import load_trained
 from tests.engine.small import RECIPE, small_recipe, write_images
 from tests.engine.two_processes import LENGTHS, PLAIN
 

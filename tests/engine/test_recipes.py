@@ -7,16 +7,12 @@ import timm
 import torch
 
 from softline.backbones import MODEL_NAMES
-from softline.engine.build import (
-    build_mixup,
-    build_model,
-    eval_image_transform,
-    image_settings,
-    train_image_transform,
-)
 from softline.engine.optimizer import create_optimizer, create_schedule, total_steps
 from softline.engine.reading import FREE_KEYS, differing_keys, dump_recipe, list_recipes, load_recipe, parse_recipe
 from softline.engine.recipe import EmaRecipe, Recipe
+from softline.tasks.classification.build import build_mixup, train_image_transform
+from softline.tasks.images import eval_image_transform, image_settings
+from softline.tasks.networks import build_model
 
 SMALL = """
 task: classification

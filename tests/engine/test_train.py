@@ -9,11 +9,11 @@ import torch
 from accelerate.utils import set_seed
 
 from softline.engine import distributed
-from softline.engine.build_task import build_task
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.events import Evaluated, Notice, Saved, Started, Stepped, read_log
 from softline.engine.nonfinite import NonFiniteError
 from softline.engine.train import StopSignal, Trainer, train
+from softline.tasks.building import build_task
 from tests.engine.small import small_recipe, write_images
 
 

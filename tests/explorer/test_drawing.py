@@ -1,8 +1,8 @@
 import torch
 from PIL import Image
 
-from softline.bench.report_figures import COOL, WARM
 from softline.explorer.drawing import SIDE, draw_map, draw_photograph
+from softline.plotting.colors import COOL, WARM
 
 
 def at(picture, row, column, grid):

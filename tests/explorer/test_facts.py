@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 from PIL import Image
 
-from softline.explorer.cost import Duration
+from softline.explorer.budget import Duration
 from softline.explorer.facts import answer_table, cost_line, details_table, message
 from softline.explorer.view import Answer, Asked, Cost, Details
 

@@ -9,7 +9,7 @@ from softline.analysis.heatmap import query_map
 from softline.analysis.locality import chance, local_mass
 from softline.analysis.newton import layer_residual
 from softline.analysis.subjects import open_subject
-from softline.data.photographs import open_photograph
+from softline.data.images.photographs import open_photograph
 from softline.explorer import view
 from softline.explorer.catalog import OWN, Choice, find_choices
 from softline.explorer.view import Asked, Explorer, square_photo

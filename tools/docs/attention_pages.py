@@ -14,8 +14,8 @@ from torch import nn
 
 import softline.ops
 from softline.attention import ATTENTIONS, create_attention
-from softline.bench.cost import count_macs
 from softline.layers import landmarks
+from softline.measure.counting import count_macs
 
 DIM, HEADS = 64, 2
 GRIDS = (28, 56, 112)

@@ -27,10 +27,10 @@ from mkdocs.exceptions import PluginError
 
 import softline.ops
 from softline.backbones import MODEL_NAMES
-from softline.bench.catalog import REPORTED_TOP1
-from softline.checkpoints import FAMILIES
+from softline.checks import check_option
 from softline.engine.reading import list_recipes, merge
-from softline.ops.inputs import check_option
+from softline.measure.catalog import REPORTED_TOP1
+from softline.weights.releases import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 REQUEST = re.compile(r"^<!-- docs: (?P<what>\w+)(?: (?P<rest>.*?))? -->$", flags=re.MULTILINE)

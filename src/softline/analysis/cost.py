@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from softline.analysis.figures import log_ticks, new_axes, tidy
-from softline.bench.cases import LayerCase, Setting, check_attentions, prepare
-from softline.bench.cost import count_macs, peak_bytes
-from softline.bench.figure import LABELS, comparison_colors
-from softline.bench.growth import growth_exponent
+from softline.errors import UserError
+from softline.measure.cases import LayerCase, Setting, check_attentions, prepare
+from softline.measure.counting import count_macs, peak_bytes
+from softline.measure.growth import growth_exponent
+from softline.plotting.colors import LABELS, comparison_colors
+from softline.plotting.figures import log_ticks, new_axes, tidy
 
 PANELS: tuple[tuple[str, str, float], ...] = (
     ("macs", "multiply-adds [millions]", 1e6),
@@ -35,7 +36,7 @@ def layer_costs(
     """Of each attention with its projections on square grids of ``sides`` tokens."""
     check_attentions(attentions)
     if not attentions or not sides:
-        raise ValueError("name at least one attention and one grid")
+        raise UserError("name at least one attention and one grid")
     costs = []
     for name in dict.fromkeys(attentions):
         case = LayerCase(name, dim=dim, num_heads=num_heads, patch_size=1)

@@ -14,14 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softline.analysis.figures import new_axes
 from softline.analysis.subjects import Picture, Subject
 from softline.backbones.backbone import Backbone
-from softline.backbones.inspection import Layer, LayerInput, check_index, find_backbone
-from softline.bench.heatmaps import contrast
-from softline.bench.report_figures import COOL, WARM
+from softline.backbones.inspection import Layer, LayerInput, find_backbone
+from softline.checks import check_index
+from softline.errors import UserError
 from softline.layers.grid import GridSize
 from softline.ops.inputs import divide
+from softline.plotting.colors import COOL, WARM
+from softline.plotting.contrast import contrast
+from softline.plotting.figures import new_axes
 
 __all__ = ["HeatMap", "contrast", "heat_maps", "plot_heat_maps", "query_map", "rollout"]
 
@@ -81,7 +83,7 @@ def cell_at(query: tuple[float, float], grid_size: GridSize) -> tuple[int, int]:
     """Row and column of the token at (x, y), each from 0 to 1."""
     x, y = query
     if not (0 <= x <= 1 and 0 <= y <= 1):
-        raise ValueError(f"a query is X,Y from 0 (left, top) to 1 (right, bottom), got {x:g},{y:g}")
+        raise UserError(f"a query is X,Y from 0 (left, top) to 1 (right, bottom), got {x:g},{y:g}")
     height, width = grid_size
     return min(int(y * height), height - 1), min(int(x * width), width - 1)
 
@@ -103,7 +105,7 @@ def rollout(backbone: Backbone, seen: Sequence[LayerInput]) -> Tensor:
     """
     blocks = sum(len(stage.blocks) for stage in backbone._stages())
     if len(seen) != blocks:
-        raise ValueError(
+        raise UserError(
             f"rollout needs the weights of all {blocks} blocks, and {blocks - len(seen)} cannot give theirs"
         )
     last = seen[-1]

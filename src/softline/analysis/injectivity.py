@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from softline import ops
-from softline.analysis.figures import plotting, tidy
 from softline.analysis.subjects import Picture, Subject
 from softline.attention.multihead import MultiHeadAttention
 from softline.backbones.inspection import Layer, LayerInput
-from softline.bench.figure import LABELS, comparison_colors
-from softline.ops.inputs import check_integer, check_number, hide
+from softline.checks import check_integer, check_number
+from softline.errors import UserError
+from softline.ops.inputs import hide
+from softline.plotting.colors import LABELS, comparison_colors
+from softline.plotting.figures import plotting, tidy
 
 QUERY_DISTANCE, WEIGHT_DISTANCE = 0.5, 0.01
 # of each layer, spread over its tokens, where there are more
@@ -117,7 +119,7 @@ def count_confusions(
     check_integer("most_queries", most_queries, 2)
     layers = [replace(layer, attention=layer.inner) for layer in subject.layers if _has_queries(layer)]
     if not layers:
-        raise ValueError(f"{subject.name} has no attention whose queries are known")
+        raise UserError(f"{subject.name} has no attention whose queries are known")
     per_image, pairs, far, by_layer = [], 0, 0, dict.fromkeys([layer.name for layer in layers], 0.0)
     for picture in pictures:
         seen, _ = subject.look(subject.prepare(picture.image, size)[None], layers)

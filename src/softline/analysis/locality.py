@@ -19,14 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softline.analysis.figures import new_axes, tidy
 from softline.analysis.subjects import Picture, Subject, source_pictures
 from softline.attention.multihead import MultiHeadAttention
 from softline.backbones.inspection import Layer, LayerInput
-from softline.bench.figure import comparison_colors
-from softline.data import ImageSource
+from softline.data.images import ImageSource
+from softline.errors import UserError
 from softline.layers.grid import GridSize
 from softline.ops.inputs import divide
+from softline.plotting.colors import comparison_colors
+from softline.plotting.figures import new_axes, tidy
 
 # attentions whose rows sum to 1 because they are divided by their sum
 DIVIDED = ("softmax", "linear", "performer", "reformer", "focused")
@@ -60,7 +61,7 @@ def local_masses(
                 found.setdefault(place, []).append(float(local_mass(one, side=side).mean()))
                 given[place] = one
     if not found:
-        raise ValueError(
+        raise UserError(
             f"{subject.name} has no layer that sees a grid of more than {side} x {side} tokens; try larger images"
         )
     return [
@@ -109,7 +110,7 @@ def _mean_width(length: int, side: int) -> float:
 def _neighbours(grid_size: GridSize, side: int, device: torch.device) -> Callable[[Tensor], Tensor]:
     """What tells which tokens of the grid lie in the windows around tokens [R]: bool [R, height * width]."""
     if side < 1 or side % 2 == 0:
-        raise ValueError(f"the side of a window must be odd, got {side}")
+        raise UserError(f"the side of a window must be odd, got {side}")
     rows, columns = (torch.arange(length, device=device) for length in grid_size)
 
     def near(tokens: Tensor) -> Tensor:
@@ -145,11 +146,11 @@ def masked_accuracies(
 ) -> list[MaskedAccuracy]:
     """Accuracy on ``count`` images as the model is, and with local or random keys hidden from every query."""
     if not subject.classes:
-        raise ValueError(f"{subject.name} is no trained classifier: there is no accuracy to lose")
+        raise UserError(f"{subject.name} is no trained classifier: there is no accuracy to lose")
     images, labels = _labelled(subject, source, count, size)
     seen = [one for one in subject.look(images[:1])[0] if isinstance(one.layer.attention, MultiHeadAttention)]
     if not seen:
-        raise ValueError(f"{subject.name} attends inside windows: keys cannot be hidden there")
+        raise UserError(f"{subject.name} attends inside windows: keys cannot be hidden there")
     batch_size = _batch_size(subject, seen, min(sides))
     results = [MaskedAccuracy("none", _top1(subject, images, labels, batch_size), [])]
     for side in sides:
@@ -216,7 +217,7 @@ def leave_out(weights: Tensor, hidden: Tensor, operator: str) -> Tensor:
 
 def _labelled(subject: Subject, source: ImageSource, count: int, size: int | None) -> tuple[Tensor, Tensor]:
     if source.classes and source.classes != subject.classes:
-        raise ValueError(f"the images' classes are not those that {subject.name} was trained for, in their order")
+        raise UserError(f"the images' classes are not those that {subject.name} was trained for, in their order")
     pictures = source_pictures(source, count)
     images = torch.stack([subject.prepare(picture.image, size) for picture in pictures])
     return images, torch.tensor([picture.label for picture in pictures])
@@ -227,7 +228,7 @@ def _batch_size(subject: Subject, seen: Sequence[LayerInput], side: int) -> int:
     bytes_each = [4 * _heads(one) * one.tokens**2 for one in seen if is_larger(one.grid_size, side)]
     largest = max(bytes_each, default=1)
     if largest > MOST_WEIGHTS_BYTES:
-        raise ValueError(
+        raise UserError(
             f"hiding keys needs all N x N weights of a layer, {largest / 2**30:,.1f} GiB for an image of "
             f"{subject.name} at this size; at most {MOST_WEIGHTS_BYTES / 2**30:.0f} GiB are taken"
         )

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from softline import ops
-from softline.analysis.figures import new_axes, tidy
 from softline.analysis.subjects import Picture, Subject
 from softline.attention.multihead import MultiHeadAttention
 from softline.attention.soft import SoftCore
 from softline.backbones.inspection import Layer, LayerInput
-from softline.bench.figure import PALETTE
+from softline.errors import UserError
+from softline.plotting.colors import PALETTE
+from softline.plotting.figures import new_axes, tidy
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def soft_layers(subject: Subject) -> list[Layer]:
     layers = [replace(layer, attention=layer.inner) for layer in subject.layers if has_landmarks(layer)]
     if not layers:
         operators = ", ".join(dict.fromkeys(layer.operator for layer in subject.layers))
-        raise ValueError(f"{subject.name} inverts no matrix: it has {operators} attention, not soft or softpp")
+        raise UserError(f"{subject.name} inverts no matrix: it has {operators} attention, not soft or softpp")
     return layers
 
 

@@ -18,14 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softline.analysis.figures import log_ticks, new_axes, tidy
 from softline.analysis.newton import landmark_matrix, soft_layers, soft_operands
 from softline.analysis.subjects import Picture, Subject
 from softline.backbones.inspection import Layer, LayerInput, one_of_each_stage
-from softline.bench.figure import PALETTE
-from softline.bench.growth import growth_exponent
+from softline.errors import UserError
 from softline.layers.landmarks import LandmarkPlan
+from softline.measure.growth import growth_exponent
 from softline.ops.soft import soft_factors
+from softline.plotting.colors import PALETTE
+from softline.plotting.figures import log_ticks, new_axes, tidy
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def spectrum(
     """
     layers = soft_layers(subject)
     if not -len(layers) <= layer < len(layers):
-        raise ValueError(f"layer must be below {len(layers)}, the SOFT layers of {subject.name}; got {layer}")
+        raise UserError(f"layer must be below {len(layers)}, the SOFT layers of {subject.name}; got {layer}")
     first = one_of_each_stage(layers)
     found: list[list[Tensor]] = [[] for _ in first]
     for picture in pictures:

@@ -12,16 +12,19 @@ from PIL import Image
 from torch import Tensor, nn
 
 from softline.backbones.inspection import Layer, LayerInput, attention_layers, find_backbone, look
-from softline.bench.cases import parse_model
-from softline.data import ImageSource, open_source
-from softline.data.folders import image_extensions, is_image_name
-from softline.data.images import to_mode
-from softline.data.photographs import PHOTOGRAPHS, open_photograph
-from softline.engine.build import build_model, eval_image_transform, image_settings
-from softline.engine.images import read_image
-from softline.engine.recipe import ClassificationRecipe, ModelRecipe
-from softline.engine.trained import load_trained
-from softline.ops.inputs import check_at_least, check_integer
+from softline.checks import check_at_least, check_integer
+from softline.data.images import ImageSource, open_source
+from softline.data.images.datasets import to_mode
+from softline.data.images.folders import image_extensions, is_image_name
+from softline.data.images.photographs import PHOTOGRAPHS, open_photograph
+from softline.data.images.single import read_image
+from softline.engine.recipe import ModelRecipe
+from softline.errors import UserError
+from softline.measure.cases import parse_model
+from softline.tasks.classification.recipe import ClassificationRecipe
+from softline.tasks.images import eval_image_transform, image_settings
+from softline.tasks.loading import load_trained
+from softline.tasks.networks import build_model
 
 CLASSES_OF_FRESH_MODELS = 1000
 
@@ -47,7 +50,7 @@ class Subject:
         """Attentions that can give their weights."""
         found = attention_layers(self.model)
         if not found:
-            raise ValueError(f"{self.name} has no attention to show: none of its blocks can give its weights")
+            raise UserError(f"{self.name} has no attention to show: none of its blocks can give its weights")
         return found
 
     def prepare(self, image: Image.Image, size: int | None = None) -> Tensor:
@@ -55,7 +58,7 @@ class Subject:
         settings = self.settings if size is None else {**self.settings, "image_size": size}
         least = find_backbone(self.model).min_size
         if settings["image_size"] < least:
-            raise ValueError(
+            raise UserError(
                 f"{self.name} needs images of at least {least} x {least} pixels, got a size of {settings['image_size']}"
             )
         tensor: Tensor = eval_image_transform(settings)(to_mode(image, settings["mode"], lambda: "the image"))
@@ -83,7 +86,7 @@ def open_subject(text: str, *, name: str | None = None, seed: int = 0) -> Subjec
         return _fresh(text, name, seed)
     trained = load_trained(text)
     if trained.task == "sequence":
-        raise ValueError(f"{text} was trained for sequences: there is no image to show it")
+        raise UserError(f"{text} was trained for sequences: there is no image to show it")
     model = trained.model.eval()
     if trained.task != "classification":
         model = find_backbone(model, text)
@@ -98,7 +101,7 @@ def open_subject(text: str, *, name: str | None = None, seed: int = 0) -> Subjec
 
 def _fresh(text: str, name: str | None, seed: int) -> Subject:
     if os.sep in text and not text.startswith(("hf-hub:", "local-dir:")):
-        raise ValueError(f"no such checkpoint: {text}")
+        raise UserError(f"no such checkpoint: {text}")
     case = parse_model(text)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -117,12 +120,12 @@ def open_subjects(texts: Sequence[str], *, seed: int = 0) -> list[Subject]:
     short = _telling_parts(paths) if len(paths) > 1 else {}
     check_integer("seed", seed, 0)
     if seed >= 2**63:
-        raise ValueError(f"seed must be below 2^63, got {seed}")
+        raise UserError(f"seed must be below 2^63, got {seed}")
     subjects = [open_subject(text, name=name or short.get(text), seed=seed) for name, text in pairs]
     names = [subject.name for subject in subjects]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"several models are called {twice[0]}: name them apart by NAME=MODEL")
+        raise UserError(f"several models are called {twice[0]}: name them apart by NAME=MODEL")
     return subjects
 
 
@@ -132,7 +135,7 @@ def _split_name(text: str) -> tuple[str | None, str]:
     if not equals or ":" in name or os.sep in name or Path(text).exists():
         return None, text
     if not name or not rest:
-        raise ValueError(f"models are MODEL or NAME=MODEL, got {text!r}")
+        raise UserError(f"models are MODEL or NAME=MODEL, got {text!r}")
     return name, rest
 
 
@@ -172,11 +175,11 @@ def choose_pictures(subject: Subject, paths: Sequence[str], count: int) -> list[
 def own_source(subject: Subject) -> ImageSource:
     """The images that the subject's training was validated on."""
     if subject.data is None:
-        raise ValueError(f"{subject.name} was not trained by softline for classification: it has no images of its own")
+        raise UserError(f"{subject.name} was not trained by softline for classification: it has no images of its own")
     source, split, root = subject.data
     opened = open_source(source, split, root=root)
     if not isinstance(opened, ImageSource):
-        raise ValueError(f"the images of {source} can only be read in order: name files or folders by --images")
+        raise UserError(f"the images of {source} can only be read in order: name files or folders by --images")
     return opened
 
 
@@ -186,7 +189,7 @@ def read_pictures(paths: Sequence[str], count: int) -> list[Picture]:
     for path in map(Path, paths):
         found = sorted(file for file in path.rglob("*") if is_image_name(file.name)) if path.is_dir() else [path]
         if not found:
-            raise ValueError(f"{path} holds no images ({image_extensions()})")
+            raise UserError(f"{path} holds no images ({image_extensions()})")
         files += found
     return [Picture(file.name, read_image(str(file), "RGB")) for file in files[:count]]
 
@@ -196,6 +199,6 @@ def source_pictures(source: ImageSource, count: int) -> list[Picture]:
     check_at_least("count", count, 1)
     count = min(count, len(source))
     if not count:
-        raise ValueError("the validation data is empty")
+        raise UserError("the validation data is empty")
     places = [place * len(source) // count for place in range(count)]
     return [Picture(source.name(place), *source.load(place)) for place in places]

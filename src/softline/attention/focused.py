@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
+from softline.checks import check_number
 from softline.layers.grid import GridSize
 from softline.layers.local import ValueConv
-from softline.ops.inputs import check_number
 
 
 class FocusedCore(nn.Module):

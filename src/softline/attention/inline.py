@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
+from softline.checks import check_option
 from softline.layers.grid import GridSize
 from softline.layers.local import LocalResidual
-from softline.ops.inputs import Impl, check_option, narrow, widen
+from softline.ops.inputs import Impl, narrow, widen
 
 InlineFeatureMap = Literal["identity", "relu", "leaky_relu", "exp"]
 # the authors' temperature: phi(x) = exp(0.2 x)

@@ -3,7 +3,7 @@
 from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator, Plain
 from softline.attention.registry import ATTENTIONS
-from softline.ops.inputs import check_option
+from softline.checks import check_option
 
 
 @ATTENTIONS.register("linear")

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
+from softline.checks import check_integer
 from softline.layers.grid import GridSize
-from softline.ops.inputs import check_integer
 
 
 class LinformerCore(nn.Module):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from softline.errors import UserError
 from softline.layers.grid import GridSize, check_grid
 from softline.ops.inputs import check_mask, hide, narrow, saturate, widen
 
@@ -100,7 +101,7 @@ class MultiHeadAttention(nn.Module):
     def factors(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """Matrices of low rank whose product is the weights, for N too large to multiply them."""
         if self.operator.factors is None:
-            raise ValueError(f"{self.operator.name} attention has no low-rank factors; use weights()")
+            raise UserError(f"{self.operator.name} attention has no low-rank factors; use weights()")
         return self.operator.factors(**self.operands(x, grid_size, key_mask))
 
     def operands(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> dict[str, Any]:
@@ -121,7 +122,7 @@ class MultiHeadAttention(nn.Module):
         x, _, _, v = self._project(x, grid_size, key_mask)
         expected = (x.shape[0], weights.shape[1], x.shape[1], x.shape[1])
         if weights.shape != expected or weights.shape[1] not in (self.num_heads, self.dim):
-            raise ValueError(
+            raise UserError(
                 f"weights must have shape [B, heads, N, N] = {(expected[0], self.num_heads, *expected[2:])}, "
                 f"got {tuple(weights.shape)}"
             )
@@ -135,9 +136,9 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Checked and masked input [B, N, C], and queries, keys and values [B, H, N, D]."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise ValueError(f"x must be a floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+            raise UserError(f"x must be a floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
         if x.ndim != 3 or x.shape[-1] != self.dim:
-            raise ValueError(f"x must have shape [B, N, {self.dim}], got {tuple(x.shape)}")
+            raise UserError(f"x must have shape [B, N, {self.dim}], got {tuple(x.shape)}")
         check_grid(x.shape[1], grid_size, self.num_prefix_tokens)
         check_mask("key_mask", key_mask, x.shape[0], x.shape[1], x.device)
         if key_mask is not None:
@@ -169,5 +170,5 @@ def _context(context: Tensor | None, x: Tensor, key_mask: Tensor | None) -> Tens
     if context is None:
         return x
     if context.shape != x.shape:
-        raise ValueError(f"context must have the shape of x {tuple(x.shape)}, got {tuple(context.shape)}")
+        raise UserError(f"context must have the shape of x {tuple(x.shape)}, got {tuple(context.shape)}")
     return context if key_mask is None else context.masked_fill(~key_mask[..., None], 0)

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
+from softline.checks import check_integer
 from softline.layers.grid import GridSize
 from softline.layers.landmarks import create_landmarks
 from softline.layers.local import ValueConv
-from softline.ops.inputs import check_integer
 
 
 class NystromCore(nn.Module):

@@ -5,16 +5,15 @@ Other packages add theirs through the entry-point group ``softline.attention``, 
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from softline.checks import check_integer, check_option
+from softline.errors import UserError
 from softline.layers.grid import GridSize
-from softline.ops.inputs import check_integer, check_option
-
-ENTRY_POINT_GROUP = "softline.attention"
+from softline.registry import Registry
 
 
 class Attention(Protocol):
@@ -40,57 +39,9 @@ class Attention(Protocol):
 
 
 Factory = Callable[..., nn.Module]
-F = TypeVar("F", bound=Factory)
 
 
-class AttentionRegistry(Mapping[str, Factory]):
-    """Names and factories; those of other packages are looked up on first use."""
-
-    def __init__(self) -> None:
-        self._factories: dict[str, Factory | EntryPoint] = {}
-        self._found_entry_points = False
-
-    def register(self, name: str) -> Callable[[F], F]:
-        def add(factory: F) -> F:
-            self._add(name, factory)
-            return factory
-
-        return add
-
-    def _all(self) -> dict[str, Factory | EntryPoint]:
-        if not self._found_entry_points:
-            for entry_point in entry_points(group=ENTRY_POINT_GROUP):
-                if entry_point.name in self._factories:
-                    package = entry_point.dist.name if entry_point.dist else entry_point.value
-                    raise ValueError(f"attention {entry_point.name!r} of {package} is registered already; rename it")
-            self._factories |= {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-            self._found_entry_points = True
-        return self._factories
-
-    def _add(self, name: str, factory: Factory | EntryPoint) -> None:
-        if name in self._factories:
-            raise ValueError(f"attention {name!r} is registered already")
-        self._factories[name] = factory
-
-    def __getitem__(self, name: str) -> Factory:
-        factory = self._all()[name]
-        # another package is imported when its attention is built, not when names are listed
-        return factory.load() if isinstance(factory, EntryPoint) else factory
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._all()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())
-
-    def __repr__(self) -> str:
-        return f"AttentionRegistry({', '.join(self)})"
-
-
-ATTENTIONS = AttentionRegistry()
+ATTENTIONS: Registry[Factory] = Registry("attention", group="softline.attention")
 
 
 def create_attention(name: str, dim: int, num_heads: int, *, num_prefix_tokens: int = 0, **options: Any) -> nn.Module:
@@ -103,7 +54,7 @@ def create_attention(name: str, dim: int, num_heads: int, *, num_prefix_tokens: 
     for key, value in (("dim", dim), ("num_heads", num_heads), ("num_prefix_tokens", num_prefix_tokens)):
         check_integer(key, value, 0)
     if num_heads < 1 or dim < 1 or dim % num_heads:
-        raise ValueError(f"dim ({dim}) must be divisible by num_heads ({num_heads}), both at least 1")
+        raise UserError(f"dim ({dim}) must be divisible by num_heads ({num_heads}), both at least 1")
     known = option_names(name)
     if known is not None:
         for option in options:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
+from softline.checks import check_option
 from softline.layers.grid import GridSize
 from softline.layers.landmarks import LandmarkPlan, Sampling, create_landmarks
 from softline.layers.local import ValueConv
-from softline.ops.inputs import Impl, check_option
+from softline.ops.inputs import Impl
 from softline.ops.newton import NewtonStart
 from softline.ops.soft import Inverse, check_inverse
 

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
+from softline.checks import check_number
+from softline.errors import UserError
 from softline.layers.grid import GridSize
 from softline.layers.local import LocalResidual
-from softline.ops.inputs import check_number
 
 
 class SoftmaxCore(nn.Module):
@@ -19,7 +20,7 @@ class SoftmaxCore(nn.Module):
         super().__init__()
         check_number("dropout", dropout, 0)
         if dropout >= 1:
-            raise ValueError(f"dropout must be below 1, got {dropout}")
+            raise UserError(f"dropout must be below 1, got {dropout}")
         self.dropout = dropout
 
     def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:

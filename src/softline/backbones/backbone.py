@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from softline.attention import ATTENTIONS, create_attention
 from softline.attention.registry import option_names
+from softline.checks import check_integer, check_option
+from softline.errors import UserError
 from softline.layers.embed import PositionEmbed
 from softline.layers.grid import GridSize, as_pair, token_map
-from softline.ops.inputs import check_integer, check_option
 
 GlobalPool = Literal["avg", "token", ""]
 AttentionChoice = str | Sequence[str]
@@ -147,7 +148,7 @@ class Backbone(nn.Module):
         output_fmt: "NCHW" for maps without prefix tokens, "NLC" for grid tokens.
         """
         if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
+            raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
         taken, last = feature_take_indices(len(self.stages), indices)
         count = last + 1 if stop_early or intermediates_only else len(self.stages)
         self._check(x)
@@ -185,7 +186,7 @@ class Backbone(nn.Module):
         if global_pool is not None:
             check_option("global_pool", global_pool, get_args(GlobalPool))
             if global_pool == "token" and not self.num_prefix_tokens:
-                raise ValueError('global_pool="token" needs a class token, and this backbone has none; use "avg"')
+                raise UserError('global_pool="token" needs a class token, and this backbone has none; use "avg"')
             self.global_pool = global_pool
         check_integer("num_classes", num_classes, 0)
         self.num_classes = num_classes
@@ -235,10 +236,10 @@ class Backbone(nn.Module):
 
     def _check(self, x: Tensor) -> None:
         if x.ndim != 4 or x.shape[1] != self.in_chans:
-            raise ValueError(f"images must have shape [B, {self.in_chans}, H, W], got {tuple(x.shape)}")
+            raise UserError(f"images must have shape [B, {self.in_chans}, H, W], got {tuple(x.shape)}")
         least = self.min_size
         if x.shape[2] < least or x.shape[3] < least:
-            raise ValueError(f"images must be at least {least}x{least} pixels, got {x.shape[2]}x{x.shape[3]}")
+            raise UserError(f"images must be at least {least}x{least} pixels, got {x.shape[2]}x{x.shape[3]}")
 
 
 def build_attention(
@@ -265,14 +266,14 @@ def check_stages(count: int, **settings: Sequence[Any]) -> None:
     """Every setting has one value for each stage."""
     for name, values in settings.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != count:
-            raise ValueError(f"{name} must have a value for each of {count} stages, got {values!r}")
+            raise UserError(f"{name} must have a value for each of {count} stages, got {values!r}")
 
 
 def required(config: Mapping[str, Any], family: str, *keys: str) -> None:
     """The release's settings that differ between its models."""
     absent = [key for key in keys if key not in config]
     if absent:
-        raise ValueError(f"config of {family} must have {', '.join(absent)}; got {', '.join(config) or 'nothing'}")
+        raise UserError(f"config of {family} must have {', '.join(absent)}; got {', '.join(config) or 'nothing'}")
 
 
 def fit_positions(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -300,7 +301,7 @@ def per_stage(attention: AttentionChoice, count: int) -> list[str]:
     """One attention name for each stage."""
     names = [attention] * count if isinstance(attention, str) else list(attention)
     if len(names) != count:
-        raise ValueError(f"attention must be a name or one for each of {count} stages, got {attention!r}")
+        raise UserError(f"attention must be a name or one for each of {count} stages, got {attention!r}")
     for name in names:
         check_option("attention", name, ATTENTIONS)
     return names
@@ -319,7 +320,7 @@ def block_attentions(attention: AttentionChoice, stage_types: str, depths: Seque
     found = re.fullmatch(r"(?P<types>(?:I|S|M\d*)+)(?:(?:, ?M=)?(?P<blocks>\d+))?", stage_types)
     types = re.findall(r"I|S|M\d*", found["types"]) if found else []
     if found is None or len(types) != len(depths) or ("M" in types and found["blocks"] is None):
-        raise ValueError(
+        raise UserError(
             f"stage_types must have I, S or M with its number of blocks for each of {len(depths)} stages "
             f'(such as "IIM2S"), got {stage_types!r}'
         )
@@ -327,7 +328,7 @@ def block_attentions(attention: AttentionChoice, stage_types: str, depths: Seque
     for kind, depth, name in zip(types, depths, per_stage(attention, len(depths)), strict=True):
         count = int(kind[1:] or found["blocks"]) if kind[0] == "M" else {"I": depth, "S": 0}[kind]
         if count > depth:
-            raise ValueError(f"stage_types {stage_types!r} asks for {count} blocks of a stage that has {depth}")
+            raise UserError(f"stage_types {stage_types!r} asks for {count} blocks of a stage that has {depth}")
         names.append([name if block < count else "softmax" for block in range(depth)])
     return names
 

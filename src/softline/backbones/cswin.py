@@ -34,12 +34,15 @@ from softline.backbones.backbone import (
     inline_cfg,
     required,
 )
-from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
+from softline.backbones.registration import INLINE_RELEASE, create_backbone, inline_link
+from softline.errors import UserError
 from softline.layers.blocks import PreNormBlock
 from softline.layers.embed import PatchEmbed
 from softline.layers.grid import GridSize
 from softline.layers.local import LocalSum, ValueConv
 from softline.layers.windows import Windows
+from softline.weights.releases import register_release
+from softline.weights.renaming import KeyRules
 
 NORM_EPS = 1e-5
 
@@ -56,7 +59,7 @@ class StripAttention(nn.Module):
         super().__init__()
         branches = 1 if strip is None else 2
         if dim % num_heads or num_heads % branches:
-            raise ValueError(
+            raise UserError(
                 f"dim ({dim}) must be divisible by num_heads ({num_heads}), and num_heads by its {branches} branches"
             )
         self.strip = strip
@@ -245,7 +248,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     check_stages(len(depths), la_split_size=splits, split_size=config["split_size"])
     for split, side, stage in zip(splits, sides, names, strict=True):
         if "inline" in stage and split != side:
-            raise ValueError(
+            raise UserError(
                 f"la_split_size must be the map size in InLine stages ({'-'.join(map(str, sides))} for images of "
                 f"{img_size}; the release works only so), got {config['la_split_size']!r}"
             )
@@ -277,3 +280,5 @@ RELEASE_KEYS: KeyRules = [
     (r"\.attns\.0\.residual\.0\.", r".attn.local.1.hidden."),
     (r"\.attns\.0\.residual\.2\.", r".attn.local.1.kernel."),
 ]
+
+register_release("inline_cswin", build=release_backbone, rules=RELEASE_KEYS, models=default_cfgs)

@@ -31,10 +31,12 @@ from softline.backbones.backbone import (
     per_stage,
     required,
 )
-from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
+from softline.backbones.registration import INLINE_RELEASE, create_backbone, inline_link
 from softline.layers.blocks import PreNormBlock
 from softline.layers.embed import PatchEmbed, PositionEmbed
 from softline.layers.grid import GridSize
+from softline.weights.releases import register_release
+from softline.weights.renaming import KeyRules
 
 # the 14 x 14 grid of 224 pixels has the 7 x 7 landmarks that SOFT has in each stage
 LANDMARK_RATIO = 2
@@ -171,3 +173,5 @@ RELEASE_KEYS: KeyRules = [
     (r"\.attn\.residual\.0\.", r".attn.local.hidden."),
     (r"\.attn\.residual\.2\.", r".attn.local.kernel."),
 ]
+
+register_release("inline_deit", build=release_backbone, rules=RELEASE_KEYS, models=default_cfgs)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from softline.attention.multihead import MultiHeadAttention, RowReader
 from softline.backbones.backbone import Backbone
 from softline.backbones.cswin import StripAttention
+from softline.checks import check_index
+from softline.errors import UserError
 from softline.layers.grid import GridSize
 from softline.layers.windows import WindowedAttention
 
@@ -107,7 +109,7 @@ def find_backbone(model: nn.Module, name: str = "") -> Backbone:
         if isinstance(module, Backbone):
             return module
     called = f"{name} ({type(model).__name__})" if name else type(model).__name__
-    raise ValueError(f"{called} has no attention to show: it must be, or have, a backbone of softline")
+    raise UserError(f"{called} has no attention to show: it must be, or have, a backbone of softline")
 
 
 def attention_layers(model: nn.Module) -> list[Layer]:
@@ -136,7 +138,7 @@ def choose_layers(layers: Sequence[Layer], places: Sequence[int]) -> list[Layer]
     for place in places:
         if not -len(layers) <= place < len(layers):
             listed = ", ".join(f"{index}: {layer.name} ({layer.operator})" for index, layer in enumerate(layers))
-            raise ValueError(f"layer must be from {-len(layers)} to {len(layers) - 1} ({listed}), got {place}")
+            raise UserError(f"layer must be from {-len(layers)} to {len(layers) - 1} ({listed}), got {place}")
     return [layers[place] for place in places]
 
 
@@ -144,7 +146,7 @@ def choose_layers(layers: Sequence[Layer], places: Sequence[int]) -> list[Layer]
 def look(model: nn.Module, images: Tensor, layers: Sequence[Layer]) -> tuple[list[LayerInput], Tensor]:
     """Run the model on images [B, C, H, W]: what each layer is given, and the model's output."""
     if model.training:
-        raise ValueError("the model must be in eval mode: call model.eval() first")
+        raise UserError("the model must be in eval mode: call model.eval() first")
     caught: dict[nn.Module, LayerInput] = {}
 
     def catch(layer: Layer) -> Any:
@@ -164,8 +166,3 @@ def look(model: nn.Module, images: Tensor, layers: Sequence[Layer]) -> tuple[lis
         for hook in hooks:
             hook.remove()
     return [caught[layer.attention] for layer in layers], output
-
-
-def check_index(name: str, index: int, count: int) -> None:
-    if not 0 <= index < count:
-        raise ValueError(f"{name} must be at least 0 and below {count}, got {index}")

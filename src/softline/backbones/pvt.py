@@ -38,21 +38,15 @@ from softline.backbones.backbone import (
     per_stage,
     required,
 )
-from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
+from softline.backbones.registration import INLINE_RELEASE, create_backbone, inline_link
+from softline.checks import check_integer, check_option
+from softline.errors import UserError
 from softline.layers.blocks import PreNormBlock
 from softline.layers.embed import PatchEmbed, PositionEmbed
 from softline.layers.grid import GridSize, check_grid, pad_to_whole
-from softline.ops.inputs import (
-    check_integer,
-    check_mask,
-    check_option,
-    hide,
-    hide_rows,
-    hide_scores,
-    saturate,
-    take_rows,
-    widen,
-)
+from softline.ops.inputs import check_mask, hide, hide_rows, hide_scores, saturate, take_rows, widen
+from softline.weights.releases import register_release
+from softline.weights.renaming import KeyRules
 
 STRIDES = (4, 8, 16, 32)
 EMBED_DIMS = (64, 128, 320, 512)
@@ -72,7 +66,7 @@ class SpatialReductionAttention(nn.Module):
         super().__init__()
         check_integer("ratio", ratio, 1)
         if dim % num_heads:
-            raise ValueError(f"dim ({dim}) must be divisible by num_heads ({num_heads})")
+            raise UserError(f"dim ({dim}) must be divisible by num_heads ({num_heads})")
         self.dim = dim
         self.num_heads = num_heads
         self.ratio = ratio
@@ -119,7 +113,7 @@ class SpatialReductionAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries [B, H, N, D], keys and values of the cells [B, H, M, D], cells that hold a real token [B, M]."""
         if x.ndim != 3 or x.shape[-1] != self.dim:
-            raise ValueError(f"x must have shape [B, N, {self.dim}], got {tuple(x.shape)}")
+            raise UserError(f"x must have shape [B, N, {self.dim}], got {tuple(x.shape)}")
         check_grid(x.shape[1], grid_size, 0)
         check_mask("key_mask", key_mask, x.shape[0], x.shape[1], x.device)
         cell_mask = None
@@ -297,10 +291,10 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     required(config, family, "depths")
     kinds = config.get("attn_type", "IIII")
     if len(kinds) != 4 or set(kinds) - set(RELEASE_ATTENTIONS):
-        raise ValueError(f"attn_type must be I (InLine) or S (softmax) for each of four stages, got {kinds!r}")
+        raise UserError(f"attn_type must be I (InLine) or S (softmax) for each of four stages, got {kinds!r}")
     reductions = config.get("la_sr_ratios", "1111")
     if reductions != "1111":
-        raise ValueError(f'la_sr_ratios must be "1111": the release fails with any other, got {reductions!r}')
+        raise UserError(f'la_sr_ratios must be "1111": the release fails with any other, got {reductions!r}')
     return pvt_backbone(
         embed_dims=config.get("embed_dims", EMBED_DIMS),
         num_heads=config.get("num_heads", NUM_HEADS),
@@ -323,3 +317,10 @@ RELEASE_KEYS: KeyRules = [
     (r"\.attn\.residual\.0\.", r".attn.local.hidden."),
     (r"\.attn\.residual\.2\.", r".attn.local.kernel."),
 ]
+
+register_release(
+    "inline_pvt",
+    build=release_backbone,
+    rules=RELEASE_KEYS,
+    models=[name for name in default_cfgs if not name.endswith("_micro")],
+)

@@ -17,7 +17,9 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from softline.attention import create_attention
-from softline.ops.inputs import check_integer, check_number, widen, without_autocast
+from softline.checks import check_integer, check_number
+from softline.errors import UserError
+from softline.ops.inputs import widen, without_autocast
 
 # what a window of the landmarks needs; shorter sequences are padded
 LEAST_TOKENS = 4
@@ -90,7 +92,7 @@ class SequenceEncoder(nn.Module):
             check_integer(name, value, 1)
         check_number("dropout", dropout, 0)
         if dropout >= 1:
-            raise ValueError(f"dropout must be below 1, got {dropout}")
+            raise UserError(f"dropout must be below 1, got {dropout}")
         self.tokens = nn.Embedding(vocabulary, dim)
         self.positions = nn.Embedding(positions, dim)
         for table in (self.tokens, self.positions):
@@ -106,7 +108,7 @@ class SequenceEncoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         positions, length = self.positions.num_embeddings, tokens.shape[1]
         if length > positions:
-            raise ValueError(f"a sequence must have at most {positions} tokens (positions), got {length}")
+            raise UserError(f"a sequence must have at most {positions} tokens (positions), got {length}")
         x = self.dropout(self.tokens(tokens) + self.positions.weight[:length])
         missing = max(LEAST_TOKENS - length, 0)
         x, mask = F.pad(x, (0, 0, 0, missing)), F.pad(tokens != 0, (0, missing))
@@ -134,7 +136,7 @@ class SequenceClassifier(nn.Module):
         check_integer("num_classes", num_classes, 1)
         check_integer("hidden_dim", hidden_dim, 1)
         if parts not in (1, 2):
-            raise ValueError(f"a sample must be 1 sequence, or 2 to compare, got {parts}")
+            raise UserError(f"a sample must be 1 sequence, or 2 to compare, got {parts}")
         self.encoder = encoder
         self.parts = parts
         dim = encoder.norm.normalized_shape[0]
@@ -144,7 +146,7 @@ class SequenceClassifier(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         if tokens.ndim != 3 or tokens.shape[1] != self.parts:
-            raise ValueError(f"tokens must be [B, {self.parts}, N], got {tuple(tokens.shape)}")
+            raise UserError(f"tokens must be [B, {self.parts}, N], got {tuple(tokens.shape)}")
         features = self.encoder(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])  # [B, parts, dim]
         if self.parts == 2:
             x, y = features.unbind(1)

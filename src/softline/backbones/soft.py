@@ -35,12 +35,14 @@ from softline.backbones.backbone import (
     per_stage,
     required,
 )
-from softline.backbones.official import KeyRules, create_backbone
+from softline.backbones.registration import create_backbone
+from softline.checks import check_option
 from softline.layers.blocks import PostNormBlock, PreNormBlock
 from softline.layers.embed import ConvEmbed, PositionEmbed
 from softline.layers.grid import GridSize
 from softline.layers.landmarks import Sampling
-from softline.ops.inputs import check_option
+from softline.weights.releases import register_release
+from softline.weights.renaming import KeyRules
 
 Stage4 = Literal["softmax", "soft"]
 STRIDES = (4, 8, 16, 32)
@@ -354,3 +356,11 @@ RELEASE_KEYS: KeyRules = [
     (r"\.mha\.ff\.", r".attn.proj."),
     (r"\.mha\.W_(?P<part>[qv])\.", r".attn.{part}."),
 ]
+
+register_release(
+    "soft",
+    "softpp",
+    build=release_backbone,
+    rules=RELEASE_KEYS,
+    models=[name for name in default_cfgs if "_release_" in name],
+)

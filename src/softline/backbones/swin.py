@@ -33,12 +33,16 @@ from softline.backbones.backbone import (
     inline_cfg,
     required,
 )
-from softline.backbones.official import INLINE_RELEASE, KeyRules, create_backbone, inline_link
+from softline.backbones.registration import INLINE_RELEASE, create_backbone, inline_link
+from softline.checks import check_integer
+from softline.errors import UserError
 from softline.layers.blocks import PreNormBlock
 from softline.layers.embed import PatchEmbed
 from softline.layers.grid import GridSize, as_pair, pad_to_whole
 from softline.layers.windows import WindowedAttention
-from softline.ops.inputs import check_integer, narrow, widen, without_autocast
+from softline.ops.inputs import narrow, widen, without_autocast
+from softline.weights.releases import register_release
+from softline.weights.renaming import KeyRules
 
 NORM_EPS = 1e-5
 
@@ -72,7 +76,7 @@ class PositionBiasAttention(nn.Module):
     def __init__(self, dim: int, num_heads: int, window_size: int) -> None:
         super().__init__()
         if dim % num_heads:
-            raise ValueError(f"dim ({dim}) must be divisible by num_heads ({num_heads})")
+            raise UserError(f"dim ({dim}) must be divisible by num_heads ({num_heads})")
         self.num_heads = num_heads
         self.window_size = window_size
         self.qkv = nn.Linear(dim, 3 * dim)
@@ -267,7 +271,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     depths, window, img_size = config["depths"], config["window_size"], config["img_size"]
     patch_size = config.get("patch_size", 4)
     if patch_size != 4:
-        raise ValueError(f"patch_size must be 4, got {patch_size}")
+        raise UserError(f"patch_size must be 4, got {patch_size}")
     sides = [min(grid_of(img_size, 4 * 2**index)) for index in range(len(depths))]
     return swin_backbone(
         embed_dim=config["embed_dim"],
@@ -295,3 +299,5 @@ RELEASE_KEYS: KeyRules = [
     (r"\.residual\.2\.", r".local.kernel."),
     (r"\.relative_position_bias_table$", r".position_bias"),
 ]
+
+register_release("inline_swin", build=release_backbone, rules=RELEASE_KEYS, models=default_cfgs)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from softline.cli.arguments import Commands, integers, names
+from softline.errors import UserError
 
 if TYPE_CHECKING:
     from softline.analysis.locality import MaskedAccuracy
@@ -213,7 +214,7 @@ def run(options: argparse.Namespace) -> None:
     # what is missing is better found out before the work
     import matplotlib  # noqa: F401
 
-    from softline.engine.files import make_directory
+    from softline.files import make_directory
 
     options.output = options.output or Path("runs/analysis")
     make_directory(options.output)
@@ -300,7 +301,7 @@ def _injectivity(options: argparse.Namespace) -> None:
     from softline.analysis.injectivity import TOYS, count_confusions, plot_injectivity
 
     if options.images and not options.models:
-        raise ValueError("--images are for models: name at least one MODEL")
+        raise UserError("--images are for models: name at least one MODEL")
     subjects, pictures = _open(options) if options.models else ([], [])
     limits = {"query_distance": options.query_distance, "weight_distance": options.weight_distance}
     criterion = (
@@ -338,7 +339,7 @@ def _injectivity(options: argparse.Namespace) -> None:
 def _locality(options: argparse.Namespace) -> None:
     from softline.analysis.locality import key_names, local_masses, masked_accuracies, plot_locality
     from softline.analysis.subjects import own_source
-    from softline.ops.inputs import check_integer
+    from softline.checks import check_integer
 
     check_integer("--accuracy-count", options.accuracy_count, 0)
     subjects, pictures = _open(options)
@@ -414,8 +415,8 @@ def _open(options: argparse.Namespace) -> "tuple[list[Subject], list[Picture]]":
 
 
 def _write(options: argparse.Namespace, figure: Any, content: dict[str, Any]) -> None:
-    from softline.analysis.figures import save_figure
-    from softline.engine.files import write_json
+    from softline.files import write_json
+    from softline.plotting.figures import save_figure
 
     paths = save_figure(figure, options.output, options.kind)
     numbers = options.output / f"{options.kind}.json"

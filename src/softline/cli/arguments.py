@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from softline.errors import UserError
+
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def check_parent(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.resolve().parent.is_dir():
-            raise ValueError(f"no such directory: {path.parent}")
+            raise UserError(f"no such directory: {path.parent}")
 
 
 def integers(text: str) -> list[int]:

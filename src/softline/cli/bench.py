@@ -11,7 +11,12 @@ from typing import Any
 import torch
 
 from softline.attention import ATTENTIONS
-from softline.bench.cases import (
+from softline.checks import check_at_least, check_option
+from softline.cli.arguments import Commands, add_attentions, check_parent, integers, names
+from softline.cli.bench_tables import CostTable, growth_text, memory_table
+from softline.errors import UserError
+from softline.files import write_json
+from softline.measure.cases import (
     DTYPES,
     MATH,
     OPERATORS,
@@ -26,14 +31,10 @@ from softline.bench.cases import (
     check_device,
     parse_model,
 )
-from softline.bench.environment import environment, with_settings
-from softline.bench.measure import Row, measure
-from softline.bench.memory import GIB, ProcessMeter, available_memory, can_measure
-from softline.bench.results import Results
-from softline.cli.arguments import Commands, add_attentions, check_parent, integers, names
-from softline.cli.bench_tables import CostTable, growth_text, memory_table
-from softline.engine.files import write_json
-from softline.ops.inputs import check_at_least, check_option
+from softline.measure.environment import environment, with_settings
+from softline.measure.measuring import Row, measure
+from softline.measure.memory import GIB, ProcessMeter, available_memory, can_measure
+from softline.measure.results import Results
 
 MODES: dict[str, tuple[Mode, ...]] = {"infer": ("infer",), "train": ("train",), "both": ("infer", "train")}
 # of the memory that is available at the start, for one measured process
@@ -242,7 +243,7 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace, cases: Sequence[Case]) -> None:
     listed = [case.name for case in cases]
     if not listed or len(set(listed)) < len(listed):
-        raise ValueError(f"names must be given and differ, got {', '.join(listed) or 'none'}")
+        raise UserError(f"names must be given and differ, got {', '.join(listed) or 'none'}")
     if options.baseline is not None:
         check_option("baseline", options.baseline, listed)
     for name, least in (("batch", 1), ("threads", 1), ("heads", 1), ("head_dim", 1), ("dim", 1)):
@@ -261,22 +262,22 @@ def _check(options: argparse.Namespace, cases: Sequence[Case]) -> None:
 
 def _check_memory(options: argparse.Namespace) -> None:
     if options.kind == "memory" and not can_measure():
-        raise ValueError("this system does not tell how much memory a process took")
+        raise UserError("this system does not tell how much memory a process took")
     if options.memory_limit is None:
         return
     if not options.memory_limit > 0:
-        raise ValueError(f"--memory-limit must be more than 0 GiB, got {options.memory_limit}")
+        raise UserError(f"--memory-limit must be more than 0 GiB, got {options.memory_limit}")
     if options.no_memory:
-        raise ValueError(f"--no-memory cannot keep to a --memory-limit (got {options.memory_limit}): leave out one")
+        raise UserError(f"--no-memory cannot keep to a --memory-limit (got {options.memory_limit}): leave out one")
 
 
 def _check_figure(path: Path | None) -> None:
     if path is None:
         return
     if path.suffix.lower() not in FIGURES:
-        raise ValueError(f"--figure must end in {', '.join(FIGURES)}; got {str(path)!r}")
+        raise UserError(f"--figure must end in {', '.join(FIGURES)}; got {str(path)!r}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--figure needs matplotlib: pip install 'softline[train]'")
+        raise UserError("--figure needs matplotlib: pip install 'softline[train]'")
 
 
 @contextmanager
@@ -405,7 +406,7 @@ def _finish(options: argparse.Namespace, results: Results) -> None:
 
 
 def _draw(options: argparse.Namespace, results: Results) -> None:
-    from softline.bench.figure import plot_costs, plot_memory
+    from softline.measure.figures import plot_costs, plot_memory
 
     on = _machine(results)
     if options.kind == "memory" and options.mode != "both":

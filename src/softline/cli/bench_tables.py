@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from softline.bench.growth import Fit, Growth, Step
-from softline.bench.measure import Group, Row
+from softline.measure.growth import Fit, Growth, Step
+from softline.measure.measuring import Group, Row
 
 MIB = 2**20
 

@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from softline.cli.arguments import Commands, check_parent, integers, names, split_overrides
-from softline.engine.files import make_directory
+from softline.errors import UserError
+from softline.files import make_directory
 
 if TYPE_CHECKING:
-    from softline.bench.compare import Comparison, Row
-    from softline.bench.presets import Preset
     from softline.engine.recipe import Recipe
+    from softline.experiments.compare import Comparison, Row
+    from softline.experiments.presets import Preset
 
 
 def add(commands: Commands) -> None:
@@ -46,7 +47,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from softline.bench.presets import PRESETS
+    from softline.experiments.presets import PRESETS
 
     if options.list:
         for preset in PRESETS.values():
@@ -58,9 +59,9 @@ def run(options: argparse.Namespace) -> None:
     check_parent(options.json, options.figure)
     make_directory(output)
 
-    from softline.bench.compare import compare
-    from softline.bench.figure import plot_comparison
-    from softline.engine.files import write_json
+    from softline.experiments.compare import compare
+    from softline.experiments.figures import plot_comparison
+    from softline.files import write_json
 
     runs = len(preset.variants) * len(options.seeds)
     print(f"{preset.title}: {runs} runs, to {output}", flush=True)
@@ -84,14 +85,14 @@ def run(options: argparse.Namespace) -> None:
 
 def _choose(options: argparse.Namespace) -> "tuple[Preset, Recipe]":
     """What is compared, and the recipe that the variants change."""
-    from softline.bench.presets import Preset, attention_variants, load_preset
     from softline.engine.reading import load_recipe
+    from softline.experiments.presets import Preset, attention_variants, load_preset
 
     name, overrides = split_overrides(options.overrides)
     if options.attentions is None:
         return load_preset(name or "attentions", options.recipe, overrides)
     if name is not None:
-        raise ValueError(f"name a preset or --attentions, not both: got {name} and --attentions")
+        raise UserError(f"name a preset or --attentions, not both: got {name} and --attentions")
     recipe = options.recipe or Preset.base
     variants = tuple(attention_variants(options.attentions))
     preset = Preset("-".join(options.attentions), f"Attentions by the recipe {recipe}", "", variants)
@@ -171,9 +172,9 @@ class RunsProgress:
         self.bars.stop()
 
     def __call__(self, name: str, seed: int, event: Any) -> None:
-        from softline.bench.runs import Finished
         from softline.cli.progress import duration, metrics_text
         from softline.engine.events import Evaluated, Evaluating, Notice, Preparing, Started, Stepped
+        from softline.experiments.runs import Finished
 
         key = (name, seed)
         if isinstance(event, Preparing):

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from softline.checkpoints import convert_official
 from softline.cli.arguments import Commands
+from softline.weights.releases import convert_official
 
 
 def add(commands: Commands) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from softline.cli.arguments import Commands, check_parent, integers
 from softline.cli.processes import told_once
 from softline.cli.progress import metrics_text, percent
+from softline.errors import UserError
 
 # back to the start of the line, and empty it
 CLEAR = "\r\033[K"
@@ -61,11 +62,11 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from softline.bench.environment import environment
+    from softline.checks import check_integer
     from softline.engine import distributed
-    from softline.engine.files import write_json
-    from softline.engine.trained import load_trained
-    from softline.ops.inputs import check_integer
+    from softline.files import write_json
+    from softline.measure.environment import environment
+    from softline.tasks.loading import load_trained
 
     check_parent(options.json)
     if options.batch_size is not None:
@@ -82,13 +83,13 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _classes(options: argparse.Namespace, trained: Any, accelerator: Any, teller: "_Teller") -> list[dict[str, Any]]:
-    from softline.engine.trained import evaluate_sizes
+    from softline.tasks.classification.trained import evaluate_sizes
 
     if options.data is None:
-        raise ValueError("name the data to evaluate on, such as a directory")
+        raise UserError("name the data to evaluate on, such as a directory")
     for name, whose in (("annotations", "detectors"), ("inference", "segmenters")):
         if getattr(options, name) is not None:
-            raise ValueError(f"--{name} is for {whose}; {options.checkpoint} is a classifier")
+            raise UserError(f"--{name} is for {whose}; {options.checkpoint} is a classifier")
     rows: list[dict[str, Any]] = []
     for size, result in evaluate_sizes(
         trained,
@@ -113,15 +114,15 @@ def _classes(options: argparse.Namespace, trained: Any, accelerator: Any, teller
 
 
 def _dense(options: argparse.Namespace, trained: Any, accelerator: Any, teller: "_Teller") -> list[dict[str, Any]]:
-    from softline.engine.dense import evaluate_dense
+    from softline.tasks.dense import evaluate_dense
 
     for name in ("sizes", "root"):
         if getattr(options, name) is not None:
-            raise ValueError(f"--{name} is for classifiers; {options.checkpoint} was trained for {trained.task}")
+            raise UserError(f"--{name} is for classifiers; {options.checkpoint} was trained for {trained.task}")
     if options.inference is not None and trained.task != "segmentation":
-        raise ValueError(f"--inference is for segmenters; {options.checkpoint} was trained for {trained.task}")
+        raise UserError(f"--inference is for segmenters; {options.checkpoint} was trained for {trained.task}")
     if options.annotations is not None and trained.task != "detection":
-        raise ValueError(f"--annotations is for detectors; {options.checkpoint} was trained for {trained.task}")
+        raise UserError(f"--annotations is for detectors; {options.checkpoint} was trained for {trained.task}")
     changes: dict[str, Any] = {"skip_corrupt": options.skip_corrupt}
     changes |= {"source": options.data} if options.data is not None else {}
     changes |= {"val_split": options.split} if options.split is not None else {}
@@ -151,15 +152,15 @@ def _dense(options: argparse.Namespace, trained: Any, accelerator: Any, teller: 
 
 
 def _sequences(options: argparse.Namespace, trained: Any, accelerator: Any, teller: "_Teller") -> list[dict[str, Any]]:
-    from softline.data.lra import has_listops_files
-    from softline.engine.build_sequence import evaluate_sequence
-    from softline.ops.inputs import check_option
+    from softline.checks import check_option
+    from softline.data.sequences.lra import has_listops_files
+    from softline.tasks.sequence.trained import evaluate_sequence
 
     for name in ("sizes", "root", "annotations", "inference"):
         if getattr(options, name) is not None:
-            raise ValueError(f"--{name} is for images; {options.checkpoint} was trained for sequences")
+            raise UserError(f"--{name} is for images; {options.checkpoint} was trained for sequences")
     if options.skip_corrupt:
-        raise ValueError(f"--skip-corrupt is for images; {options.checkpoint} was trained for sequences")
+        raise UserError(f"--skip-corrupt is for images; {options.checkpoint} was trained for sequences")
     changes: dict[str, Any] = {}
     if options.data is not None:
         # the benchmark's own expressions instead of generated ones

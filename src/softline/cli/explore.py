@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from softline.cli.arguments import Commands
+from softline.errors import UserError
 
 RUNS = "runs"
 
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     from softline.explorer.view import Explorer
 
     if options.port is not None and not 0 < options.port < 2**16:
-        raise ValueError(f"--port must be from 1 to {2**16 - 1}, got {options.port}")
+        raise UserError(f"--port must be from 1 to {2**16 - 1}, got {options.port}")
     choices = find_choices(options.checkpoints or default_checkpoints())
     found = sum(choice.trained for choice in choices.values())
     print(f"{found} checkpoint{'s' * (found != 1)} and {len(choices) - found} untrained models", flush=True)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from softline.cli.arguments import Commands, check_parent, integers, names
+from softline.errors import UserError
 
 if TYPE_CHECKING:
-    from softline.bench.lra import LraResults
+    from softline.experiments.lra import LraResults
 
 ATTENTIONS = ["softmax", "reformer", "linformer", "performer", "nystrom", "soft", "softpp", "inline"]
 
@@ -50,13 +51,13 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from softline.bench.lra import SMALL_TASKS, TABLE_TASKS, check_attentions, lra_recipe, run_lra
     from softline.cli.compare import RunsProgress
-    from softline.engine.files import make_directory, write_json
+    from softline.experiments.lra import SMALL_TASKS, TABLE_TASKS, check_attentions, lra_recipe, run_lra
+    from softline.files import make_directory, write_json
 
     tasks = list(SMALL_TASKS if options.small else TABLE_TASKS) if options.tasks is None else options.tasks
     if not tasks or len(set(tasks)) < len(tasks):
-        raise ValueError(f"--tasks must be different, at least one, got {','.join(tasks) or 'none'}")
+        raise UserError(f"--tasks must be different, at least one, got {','.join(tasks) or 'none'}")
     check_attentions(options.attentions, options.seeds)
     recipes = {
         task: lra_recipe(task, small=options.small, data=options.data, overrides=options.overrides) for task in tasks
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
 
 def lra_table(results: "LraResults", tasks: list[str], attentions: list[str]) -> str:
     """Table 12: a line for each attention, accuracy on each task, and the paper's in brackets."""
-    from softline.bench.lra import PAPER, TABLE_TASKS, TITLES
+    from softline.experiments.lra import PAPER, TABLE_TASKS, TITLES
 
     averaged = set(TABLE_TASKS) <= set(tasks)
     lines = [["attention", *(TITLES[task] for task in tasks), *(["average"] if averaged else [])]]

@@ -5,9 +5,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from softline.bench.catalog import describe, list_models
 from softline.cli.arguments import Commands, check_parent
-from softline.engine.files import write_json
+from softline.errors import UserError
+from softline.files import write_json
+from softline.measure.catalog import describe, list_models
 
 
 def add(commands: Commands) -> None:
@@ -50,11 +51,11 @@ def _backbones(pattern: str) -> list[dict[str, Any]]:
 def _dense(pattern: str) -> list[dict[str, Any]]:
     from fnmatch import fnmatch
 
-    from softline.bench.dense_catalog import DIFFERENCE, REPORTED_MILLIONS, describe_dense
+    from softline.measure.dense_catalog import DIFFERENCE, REPORTED_MILLIONS, describe_dense
 
     names = [name for name in REPORTED_MILLIONS if fnmatch(name, pattern)]
     if not names:
-        raise ValueError(f"no recipe matches {pattern!r}; those of the paper are {', '.join(REPORTED_MILLIONS)}")
+        raise UserError(f"no recipe matches {pattern!r}; those of the paper are {', '.join(REPORTED_MILLIONS)}")
     print(f"{'recipe':<32}{'backbone M':>11}{'head M':>9}{'all M':>9}{'paper M':>9}{'difference':>12}")
     cards = []
     for name in names:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from softline.cli.arguments import Commands, check_parent
+from softline.errors import UserError
 
 
 def add(commands: Commands) -> None:
@@ -31,21 +32,21 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from softline.engine.files import write_json
-    from softline.engine.trained import load_trained
+    from softline.files import write_json
+    from softline.tasks.loading import load_trained
 
     check_parent(options.json)
     trained = load_trained(options.checkpoint)
     if trained.task == "sequence":
-        raise ValueError(f"{options.checkpoint} was trained for sequences, not for images")
+        raise UserError(f"{options.checkpoint} was trained for sequences, not for images")
     predictions = _name(options, trained) if trained.task == "classification" else _draw(options, trained)
     if options.json is not None:
         write_json(options.json, predictions)
 
 
 def _name(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
-    from softline.engine.trained import predict
-    from softline.ops.inputs import check_integer
+    from softline.checks import check_integer
+    from softline.tasks.classification.trained import predict
 
     _refuse(options, trained, "out", "score")
     top = 5 if options.top is None else options.top
@@ -62,24 +63,24 @@ def _name(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
 
 def _draw(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
     from softline.engine import distributed
-    from softline.engine.dense import predict_dense
-    from softline.engine.files import make_directory, write_whole
+    from softline.files import make_directory, write_whole
+    from softline.tasks.dense import predict_dense
 
     _refuse(options, trained, *(["top"] if trained.task == "detection" else ["top", "score"]))
     if options.out is None:
-        raise ValueError(f"a model for {trained.task} draws on the images: say where to by --out DIR")
+        raise UserError(f"a model for {trained.task} draws on the images: say where to by --out DIR")
     score = 0.5 if options.score is None else options.score
     if not 0 <= score < 1:
-        raise ValueError(f"--score must be at least 0 and below 1, got {score}")
+        raise UserError(f"--score must be at least 0 and below 1, got {score}")
     names = [f"{Path(path).stem}.png" for path in options.images]
     written = [*names, *(_labels_name(name) for name in names if trained.task == "segmentation")]
     twice = sorted({name for name in written if written.count(name) > 1})
     if twice:
-        raise ValueError(f"several images would be drawn to {twice[0]}: name them apart, or use several directories")
+        raise UserError(f"several images would be drawn to {twice[0]}: name them apart, or use several directories")
     images = {Path(path).resolve() for path in options.images}
     for name in written:
         if (options.out / name).resolve() in images:
-            raise ValueError(f"{options.out / name} is one of the images and would be lost: name another --out DIR")
+            raise UserError(f"{options.out / name} is one of the images and would be lost: name another --out DIR")
     _check_images(options)
     make_directory(options.out)
     predictions = []
@@ -97,7 +98,7 @@ def _draw(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
 
 def _check_images(options: argparse.Namespace) -> None:
     """All of them before the first, which may take long."""
-    from softline.engine.images import check_file
+    from softline.data.images.single import check_file
 
     for path in options.images:
         check_file(path)
@@ -118,4 +119,4 @@ def _summary(found: dict[str, Any]) -> str:
 def _refuse(options: argparse.Namespace, trained: Any, *names: str) -> None:
     for name in names:
         if getattr(options, name) is not None:
-            raise ValueError(f"--{name} has no meaning for a model of {trained.task}")
+            raise UserError(f"--{name} has no meaning for a model of {trained.task}")

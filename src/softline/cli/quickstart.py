@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from softline.cli.arguments import Commands, add_attentions, check_parent
 
 if TYPE_CHECKING:
-    from softline.bench.compare import Comparison
-    from softline.bench.scaling import ScalingRow
-    from softline.data import ImageSource
+    from softline.data.images import ImageSource
+    from softline.experiments.compare import Comparison
+    from softline.measure.scaling import ScalingRow
 
 REPORT = "report.html"
 
@@ -56,10 +56,10 @@ def run(
     # what is missing is better found out before the training
     import matplotlib  # noqa: F401
 
-    from softline.bench.heatmaps import compare_attention
-    from softline.bench.report import Report, render
     from softline.cli.compare import comparison_table
-    from softline.engine.files import write_json, write_text
+    from softline.files import write_json, write_text
+    from softline.report.examples import compare_attention
+    from softline.report.page import Report, render
 
     begin = time.monotonic()
     check_parent(options.json)
@@ -104,12 +104,12 @@ def _train(
     options: argparse.Namespace, output: Path, overrides: Sequence[str], jobs: int
 ) -> "tuple[Comparison, list[str]]":
     """The comparison, and what was not trained now, or not from the start."""
-    from softline.bench.compare import compare
-    from softline.bench.presets import attention_variants
-    from softline.bench.runs import Finished
     from softline.cli.compare import RunsProgress
     from softline.engine.events import Started
     from softline.engine.reading import load_recipe
+    from softline.experiments.compare import compare
+    from softline.experiments.presets import attention_variants
+    from softline.experiments.runs import Finished
 
     variants = attention_variants(options.attentions)
     recipe = load_recipe("quickstart", overrides)
@@ -153,7 +153,7 @@ def _checkpoints(comparison: "Comparison", output: Path) -> dict[str, Path]:
 
 
 def _test_images(comparison: "Comparison") -> "ImageSource":
-    from softline.data import ImageSource, open_source
+    from softline.data.images import ImageSource, open_source
 
     data = comparison.recipe["data"]
     source = open_source(data["source"], data["val_split"], root=data["root"])
@@ -163,8 +163,8 @@ def _test_images(comparison: "Comparison") -> "ImageSource":
 
 def _switch_off(checkpoints: Mapping[str, Path], source: "ImageSource") -> dict[str, float]:
     """What the trained models reach without their attention."""
-    from softline.bench.ablation import attention_off, top1
-    from softline.engine.trained import load_trained
+    from softline.experiments.ablation import attention_off, top1
+    from softline.tasks.loading import load_trained
 
     found = {}
     for name, path in checkpoints.items():
@@ -177,7 +177,7 @@ def _switch_off(checkpoints: Mapping[str, Path], source: "ImageSource") -> dict[
 
 
 def _measure(attentions: Sequence[str], image_sizes: Sequence[int]) -> "list[ScalingRow]":
-    from softline.bench.scaling import measure_scaling
+    from softline.measure.scaling import measure_scaling
 
     print(f"one layer on images of {', '.join(map(str, image_sizes))} pixels [ms]:", flush=True)
     rows: list[ScalingRow] = []

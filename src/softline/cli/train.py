@@ -5,6 +5,7 @@ import textwrap
 
 from softline.cli.arguments import Commands, split_overrides
 from softline.cli.processes import told_once
+from softline.errors import UserError
 
 
 def add(commands: Commands) -> None:
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     name, overrides = split_overrides(options.overrides)
     if name is None:
-        raise ValueError("name a recipe before its keys; `softline train --list` lists those in the package")
+        raise UserError("name a recipe before its keys; `softline train --list` lists those in the package")
     with told_once():
         return _train(name, overrides, options)
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.utils.data import Sampler
 
+from softline.checks import check_integer
 from softline.data.randomness import mix
-from softline.ops.inputs import check_integer
+from softline.errors import UserError
 
 
 class TrainBatches(Sampler[list[tuple[int, int]]]):
@@ -45,18 +46,18 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         check_integer("accumulate", accumulate, 1)
         check_rank(rank, processes)
         if batch_size > length:
-            raise ValueError(f"batch_size ({batch_size}) is larger than the number of training images ({length})")
+            raise UserError(f"batch_size ({batch_size}) is larger than the number of training images ({length})")
         if batch_size % (processes * accumulate):
-            raise ValueError(
+            raise UserError(
                 f"batch_size ({batch_size}) must be divisible by processes ({processes}) * accumulate ({accumulate})"
             )
         if groups is not None and len(groups) != length:
-            raise ValueError(f"groups must have one number for each of {length} images, got {len(groups)}")
+            raise UserError(f"groups must have one number for each of {length} images, got {len(groups)}")
         self.groups = None if groups is None else torch.as_tensor(groups)
         counts = [length] if groups is None else list(Counter(groups).values())
         self.steps_per_epoch = sum(count // batch_size for count in counts)
         if self.steps_per_epoch == 0:
-            raise ValueError(f"batch_size ({batch_size}) is larger than each group of training images ({counts})")
+            raise UserError(f"batch_size ({batch_size}) is larger than each group of training images ({counts})")
         self.length, self.batch_size, self.seed = length, batch_size, seed
         self.start_step, self.total_steps = start_step, total_steps
         self.rank, self.processes, self.accumulate = rank, processes, accumulate
@@ -115,4 +116,4 @@ def check_rank(rank: int, processes: int) -> None:
     check_integer("processes", processes, 1)
     check_integer("rank", rank, 0)
     if rank >= processes:
-        raise ValueError(f"rank ({rank}) must be less than processes ({processes})")
+        raise UserError(f"rank ({rank}) must be less than processes ({processes})")

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 import softline
-from softline.backbones.official import check_archive
-from softline.engine.files import write_whole
+from softline.errors import UserError
+from softline.files import write_whole
+from softline.weights.reading import check_archive
 
 FORMAT = 1
 LAST, BEST = "last.pt", "best.pt"
@@ -40,24 +41,22 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """What `save_checkpoint` wrote, on the CPU."""
     if not path.is_file():
-        raise ValueError(f"no such checkpoint: {path}")
+        raise UserError(f"no such checkpoint: {path}")
     check_archive(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         # torch's own text advises to execute it
-        raise ValueError(
+        raise UserError(
             f"{path} is not a checkpoint of softline: beside tensors, numbers and text it holds what could be a "
             "program, which is never run"
         ) from None
     except (RuntimeError, EOFError) as error:
-        raise ValueError(f"{path} is not a checkpoint of softline: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path} is not a checkpoint of softline: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict) or "format" not in content or "recipe" not in content:
-        raise ValueError(
-            f"{path} is not a checkpoint of softline: it has no recipe (`softline convert` reads releases)"
-        )
+        raise UserError(f"{path} is not a checkpoint of softline: it has no recipe (`softline convert` reads releases)")
     if content["format"] != FORMAT:
-        raise ValueError(f"{path} has format {content['format']}; this softline reads format {FORMAT}")
+        raise UserError(f"{path} has format {content['format']}; this softline reads format {FORMAT}")
     return content
 
 

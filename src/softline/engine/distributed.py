@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from softline.engine.recipe import Precision, Strategy
+from softline.errors import UserError
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ def start(*, precision: Precision = "fp32", device: str = "auto") -> Accelerator
     """Join the other processes, if torchrun or ``accelerate launch`` started several."""
     on_cpu = device == "cpu" or not torch.accelerator.is_available()
     if on_cpu and precision == "fp16":
-        raise ValueError("precision fp16 needs a GPU: use bf16 or fp32 on the CPU")
+        raise UserError("precision fp16 needs a GPU: use bf16 or fp32 on the CPU")
     AcceleratorState._reset_state()
     try:
         return Accelerator(
@@ -89,7 +90,7 @@ def sync_batch_norms(accelerator: Accelerator, model: nn.Module) -> nn.Module:
     if accelerator.num_processes == 1:
         return model
     if accelerator.device.type == "cpu":
-        raise ValueError(
+        raise UserError(
             f"model.sync_batch_norm needs a GPU for each of the {accelerator.num_processes} processes: on the CPU, "
             "train in one, or let each have its own by --model.sync_batch_norm false"
         )

@@ -12,6 +12,7 @@ from torch import nn
 
 from softline.engine.distributed import is_sharded
 from softline.engine.loading import eval_batches, eval_samples
+from softline.errors import UserError
 from softline.tasks import Task
 
 
@@ -72,5 +73,5 @@ def evaluate(
     model.train(training)
     samples = int(accelerator.reduce(torch.tensor(counted, device=accelerator.device), "sum"))
     if samples == 0:
-        raise ValueError("the validation data is empty")
+        raise UserError("the validation data is empty")
     return Evaluation(values, samples, samples / seconds, details)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from softline.engine.files import write_text
+from softline.files import write_text
 
 
 @dataclass(frozen=True)

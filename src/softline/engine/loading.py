@@ -9,10 +9,11 @@ import torch
 from accelerate.utils import find_batch_size
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from softline.data import EvalShard, TrainBatches
-from softline.data.interface import UNREADABLE
+from softline.data.images.interface import UNREADABLE
+from softline.data.sampler import EvalShard, TrainBatches
 from softline.engine import distributed
 from softline.engine.recipe import Recipe
+from softline.errors import UserError
 from softline.tasks import Task
 
 
@@ -85,7 +86,7 @@ def _in_step(batches: Iterator[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
         if not distributed.any_of(valid > 0):
             return
         if batch is None:
-            raise ValueError("a process has no validation images: fsdp needs as many shards of them as processes")
+            raise UserError("a process has no validation images: fsdp needs as many shards of them as processes")
         last = batch
         yield batch, valid
 
@@ -101,7 +102,7 @@ def _stream(task: Task, recipe: Recipe, micro: int, start_step: int, per_epoch: 
             taken += 1
             yield batch
         if not taken and not skip:
-            raise ValueError(f"the training data yields no batch of {micro}: it is shorter than it says")
+            raise UserError(f"the training data yields no batch of {micro}: it is shorter than it says")
         skip = 0
 
 

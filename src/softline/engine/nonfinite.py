@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softline.errors import UserError
 
-class NonFiniteError(ValueError):
+
+class NonFiniteError(UserError):
     """Training stopped because a loss, a gradient or a weight is not finite.
 
     reason: what is not finite, and where.

@@ -8,8 +8,9 @@ from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
+from softline.checks import check_option
 from softline.engine.recipe import OptimizerRecipe, ScheduleRecipe
-from softline.ops.inputs import check_option
+from softline.errors import UserError
 
 
 def create_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, lr_scale: float = 1.0) -> torch.optim.Optimizer:
@@ -19,7 +20,7 @@ def create_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, lr_scale: flo
     if not hasattr(model, "no_weight_decay") and not hasattr(model, "group_matcher"):
         # timm asks the model alone: the backbone inside a detector or segmenter would not be heard
         if recipe.layer_decay is not None:
-            raise ValueError("optimizer.layer_decay is for classification: a model with a head has no order of layers")
+            raise UserError("optimizer.layer_decay is for classification: a model with a head has no order of layers")
         parameters = param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=undecayed(model))
     try:
         return create_optimizer_v2(
@@ -31,7 +32,7 @@ def create_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, lr_scale: flo
             **recipe.options,
         )
     except TypeError as error:
-        raise ValueError(f"optimizer.options of {recipe.name}: {error}") from None
+        raise UserError(f"optimizer.options of {recipe.name}: {error}") from None
 
 
 def undecayed(model: nn.Module) -> set[str]:

@@ -13,8 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from softline.checks import check_option
 from softline.engine.recipe import RECIPE_TYPES, Recipe
-from softline.ops.inputs import check_option
+from softline.errors import UserError
 
 # a resumed run may change these: where things lie, how they are computed, what is told
 FREE_KEYS = frozenset(
@@ -49,7 +50,7 @@ def read_recipe(content: dict[str, Any], overrides: Sequence[str] = (), *, where
 
     try:
         if "task" not in content:
-            raise ValueError(f"missing key task: one of {', '.join(RECIPE_TYPES)}")
+            raise UserError(f"missing key task: one of {', '.join(RECIPE_TYPES)}")
         check_option("task", content["task"], RECIPE_TYPES)
         kind = RECIPE_TYPES[content["task"]]
         _check_keys(content, kind)
@@ -58,9 +59,9 @@ def read_recipe(content: dict[str, Any], overrides: Sequence[str] = (), *, where
         parser = _parser(kind)
         return kind(**vars(parser.instantiate(parser.parse_object(content))))
     except ArgumentError as error:
-        raise ValueError(f"{where}: {_tidy(str(error))}") from None
+        raise UserError(f"{where}: {_tidy(str(error))}") from None
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise UserError(f"{where}: {error}") from None
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -86,18 +87,18 @@ def differing_keys(old: Recipe, new: Recipe) -> list[str]:
 def _content(name: str, chain: tuple[str, ...] = ()) -> dict[str, Any]:
     """What the recipe and those it builds on say."""
     if name in chain:
-        raise ValueError(f"recipes build on each other in a circle: {' -> '.join((*chain, name))}")
+        raise UserError(f"recipes build on each other in a circle: {' -> '.join((*chain, name))}")
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         check_recipe_name(name)
         entry = files("softline") / "recipes" / f"{name}.yaml"
         return _resolve(_parse(entry.read_text(), name), Path(), (*chain, name))
     if not path.is_file():
-        raise ValueError(f"no such recipe file: {name}")
+        raise UserError(f"no such recipe file: {name}")
     try:
         text = path.read_text()
     except UnicodeDecodeError:
-        raise ValueError(f"{name} is not text") from None
+        raise UserError(f"{name} is not text") from None
     return _resolve(_parse(text, name), path.parent, (*chain, name))
 
 
@@ -106,7 +107,7 @@ def check_recipe_name(name: str) -> None:
     if name not in names:
         near = difflib.get_close_matches(name, names, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise ValueError(f"no recipe is named {name!r}.{hint} `softline train --list` lists them; a file ends in .yaml")
+        raise UserError(f"no recipe is named {name!r}.{hint} `softline train --list` lists them; a file ends in .yaml")
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
@@ -118,9 +119,9 @@ def _parse(text: str, where: str) -> dict[str, Any]:
         content = get_loader("yaml")(text)
         _check_duplicates(yaml.compose(text, yaml.SafeLoader), where)
     except yaml.YAMLError as error:
-        raise ValueError(f"{where} is not YAML: {_tidy(str(error))}") from None
+        raise UserError(f"{where} is not YAML: {_tidy(str(error))}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{where} must hold keys and values, such as 'task: classification', got {content!r}")
+        raise UserError(f"{where} must hold keys and values, such as 'task: classification', got {content!r}")
     return content
 
 
@@ -133,7 +134,7 @@ def _check_duplicates(node: Any, where: str) -> None:
     seen = set()
     for key, value in node.value:
         if key.value in seen:
-            raise ValueError(f"{where}, line {key.start_mark.line + 1}: the key {key.value} is there twice")
+            raise UserError(f"{where}, line {key.start_mark.line + 1}: the key {key.value} is there twice")
         seen.add(key.value)
         _check_duplicates(value, where)
 
@@ -143,7 +144,7 @@ def _resolve(content: dict[str, Any], folder: Path, chain: tuple[str, ...]) -> d
     if base is None:
         return content
     if not isinstance(base, str):
-        raise ValueError(f"{chain[-1]}: base must be the name of a recipe or a .yaml file, got {base!r}")
+        raise UserError(f"{chain[-1]}: base must be the name of a recipe or a .yaml file, got {base!r}")
     if base.endswith((".yaml", ".yml")):
         base = os.path.normpath(folder / base)
     return merge(_content(base, chain), content)
@@ -191,12 +192,12 @@ def _check_keys(content: dict[str, Any], kind: type[Any], prefix: str = "") -> N
     fields = {entry.name: entry for entry in dataclasses.fields(kind)}
     for key, value in content.items():
         if key not in fields:
-            raise ValueError(f"unknown key {prefix}{key}{_suggest(str(key), list(fields), prefix)}")
+            raise UserError(f"unknown key {prefix}{key}{_suggest(str(key), list(fields), prefix)}")
         section = _section(fields[key].type)
         if section is None or (value is None and section is not fields[key].type):
             continue
         if not isinstance(value, dict):
-            raise ValueError(f"{prefix}{key} must hold keys and values, got {value!r}")
+            raise UserError(f"{prefix}{key} must hold keys and values, got {value!r}")
         _check_keys(value, section, f"{prefix}{key}.")
 
 
@@ -205,13 +206,13 @@ def _override(content: dict[str, Any], overrides: Sequence[str], kind: type[Reci
     keys = recipe_keys(kind)
     for key, text in _pairs(overrides):
         if not _is_key(key, keys):
-            raise ValueError(f"unknown key {key}{_suggest(key, keys)}")
+            raise UserError(f"unknown key {key}{_suggest(key, keys)}")
         if not text:
-            raise ValueError(f"--{key} needs a value")
+            raise UserError(f"--{key} needs a value")
         content = _set(content, key.split("."), _value(key, text, kind))
     check_option("task", content["task"], RECIPE_TYPES)
     if RECIPE_TYPES[content["task"]] is not kind:
-        raise ValueError(f"task cannot be overridden: this recipe has the keys of another, got {content['task']!r}")
+        raise UserError(f"task cannot be overridden: this recipe has the keys of another, got {content['task']!r}")
     return content
 
 
@@ -233,7 +234,7 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
         elif pairs and not pairs[-1][1]:
             pairs[-1] = (pairs[-1][0], part)
         else:
-            raise ValueError(f"expected --key value, got {part!r}")
+            raise UserError(f"expected --key value, got {part!r}")
     return pairs
 
 
@@ -264,7 +265,7 @@ def yaml_value(key: str, text: str) -> Any:
     try:
         return get_loader("yaml")(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"{key} must be YAML, got {text!r}: {_tidy(str(error))}") from None
+        raise UserError(f"{key} must be YAML, got {text!r}: {_tidy(str(error))}") from None
 
 
 def _suggest(key: str, keys: Sequence[str], prefix: str = "") -> str:

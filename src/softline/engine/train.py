@@ -16,10 +16,8 @@ from accelerate.utils import send_to_device, set_seed
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from softline.backbones.official import check_keys
 from softline.data.randomness import mix
 from softline.engine import distributed
-from softline.engine.build_task import build_task
 from softline.engine.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from softline.engine.evaluate import Evaluation, evaluate
 from softline.engine.events import (
@@ -35,13 +33,16 @@ from softline.engine.events import (
     Stepped,
     TensorBoard,
 )
-from softline.engine.files import make_directory, remove_partial, write_text
 from softline.engine.loading import steps_per_epoch, train_batches
 from softline.engine.nonfinite import NonFiniteError, first_nonfinite, first_nonfinite_gradient
 from softline.engine.optimizer import create_optimizer, create_schedule, total_steps
 from softline.engine.reading import differing_keys, dump_recipe, read_recipe, to_dict
 from softline.engine.recipe import Recipe
+from softline.errors import UserError
+from softline.files import make_directory, remove_partial, write_text
 from softline.tasks import Task
+from softline.tasks.building import build_task
+from softline.weights.renaming import check_keys
 
 # a loss scale below which float16 has no room left
 SMALLEST_SCALE = 2.0**-10
@@ -69,7 +70,7 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
     """
     output = Path(recipe.output)
     if not resume and (output / LAST).exists():
-        raise ValueError(f"{output} holds a checkpoint: continue by --resume, or name another directory by --output")
+        raise UserError(f"{output} holds a checkpoint: continue by --resume, or name another directory by --output")
     accelerator = distributed.start(precision=recipe.precision, device=recipe.device)
     tell = _Teller(listeners if accelerator.is_main_process else ())
     set_seed(recipe.seed)
@@ -379,9 +380,9 @@ class Trainer:
             return
         changed = differing_keys(read_recipe(content["recipe"], where=str(path)), self.recipe)
         if changed:
-            raise ValueError(f"{path} was trained by another recipe, which differs in {', '.join(changed)}")
+            raise UserError(f"{path} was trained by another recipe, which differs in {', '.join(changed)}")
         if content["facts"] != self.task.facts():
-            raise ValueError(f"{path} was trained on other classes than the data has now")
+            raise UserError(f"{path} was trained on other classes than the data has now")
         if not distributed.is_sharded(self.model):
             check_keys(self.model, content["state_dict"], f"{self.recipe.model.name} ({path})")
         distributed.spread_model(self.model, content["state_dict"])

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from softline.attention import ATTENTIONS
-from softline.ops.inputs import check_option
+from softline.checks import check_option
+from softline.errors import UserError
 
 BEST = "best.pt"
 FRESH = (
@@ -57,10 +58,10 @@ def find_checkpoints(path: Path) -> list[Path]:
     if path.is_file() or (path / "config.json").is_file():
         return [path]
     if not path.is_dir():
-        raise ValueError(f"no such checkpoint or directory: {path}")
+        raise UserError(f"no such checkpoint or directory: {path}")
     found = sorted(path.rglob(BEST))
     if not found:
-        raise ValueError(f"{path} has no {BEST} in it or below: name a directory of `softline train` or a checkpoint")
+        raise UserError(f"{path} has no {BEST} in it or below: name a directory of `softline train` or a checkpoint")
     return found
 
 

@@ -6,8 +6,8 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from softline.bench.report_figures import COOL, WARM
 from softline.layers.grid import GridSize
+from softline.plotting.colors import COOL, WARM
 
 # pixels of every picture's side; clicks are counted in them
 SIDE = 560

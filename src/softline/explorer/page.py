@@ -14,7 +14,8 @@ from typing import Any
 
 import gradio as gr
 
-from softline.data.photographs import PHOTOGRAPHS, open_photograph
+from softline.data.images.photographs import PHOTOGRAPHS, open_photograph
+from softline.errors import UserError
 from softline.explorer import facts
 from softline.explorer.catalog import OWN
 from softline.explorer.drawing import SIDE, draw_photograph
@@ -100,7 +101,7 @@ class Page:
         if uploaded is not None and name == uploaded.name:
             return uploaded
         if not isinstance(name, str) or name not in self.photos:
-            raise ValueError(f"there is no photograph {name!r:.200}: choose another, or upload one")
+            raise UserError(f"there is no photograph {name!r:.200}: choose another, or upload one")
         return self.photos[name]
 
     def show_side(self, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any) -> list[Any]:
@@ -196,9 +197,9 @@ class Page:
 def read_asked(model: Any, attention: Any, layer: Any, head: Any) -> Asked:
     for name, value in (("model", model), ("attention", attention)):
         if not isinstance(value, str):
-            raise ValueError(f"choose one {name}, got {value!r:.20}")
+            raise UserError(f"choose one {name}, got {value!r:.20}")
     if not _is_index(layer) or not (head == MEAN or _is_index(head)):
-        raise ValueError(f"a layer and a head are numbers, got {layer!r:.20} and {head!r:.20}")
+        raise UserError(f"a layer and a head are numbers, got {layer!r:.20} and {head!r:.20}")
     return Asked(model, attention, layer, None if head == MEAN else head)
 
 
@@ -211,17 +212,17 @@ def read_size(size: Any) -> int:
         # not a number is equal to nothing
         if shown == shown // 1:
             return int(shown)
-    raise ValueError(f"the image size is a whole number of pixels, got {size!r:.20}")
+    raise UserError(f"the image size is a whole number of pixels, got {size!r:.20}")
 
 
 def read_click(event: Any) -> tuple[float, float]:
     """Where on a picture, (x, y) from 0 to 1."""
     index = event.get("index") if isinstance(event, dict) else None
     if not isinstance(index, list) or len(index) != 2 or not all(isinstance(part, int | float) for part in index):
-        raise ValueError(f"a click has two coordinates, got {index!r:.20}")
+        raise UserError(f"a click has two coordinates, got {index!r:.20}")
     x, y = index
     if not (0 <= x <= SIDE and 0 <= y <= SIDE):
-        raise ValueError(f"the click at {x!r:.20}, {y!r:.20} lies outside of the picture")
+        raise UserError(f"the click at {x!r:.20}, {y!r:.20} lies outside of the picture")
     return x / SIDE, y / SIDE
 
 

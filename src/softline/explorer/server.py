@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from softline.errors import UserError
 from softline.explorer.gate import Gate
 from softline.explorer.uploads import MAX_BYTES
 from softline.explorer.view import Explorer
@@ -70,12 +71,12 @@ def listen(host: str, port: int | None) -> socket.socket:
         except OSError as error:
             listening.close()
             if isinstance(error, socket.gaierror) or error.errno != errno.EADDRINUSE:
-                raise ValueError(f"cannot listen on {host}, port {candidate}: {error.strerror}") from None
+                raise UserError(f"cannot listen on {host}, port {candidate}: {error.strerror}") from None
         else:
             return listening
     if port is not None:
-        raise ValueError(f"port {port} of {host} is taken: name another by --port, or none")
-    raise ValueError(f"ports {USUAL_PORT} to {USUAL_PORT + PORTS_TRIED - 1} of {host} are taken: name one by --port")
+        raise UserError(f"port {port} of {host} is taken: name another by --port, or none")
+    raise UserError(f"ports {USUAL_PORT} to {USUAL_PORT + PORTS_TRIED - 1} of {host} are taken: name one by --port")
 
 
 @contextmanager

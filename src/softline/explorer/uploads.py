@@ -6,8 +6,9 @@ from typing import Any
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from softline.data.images import check_bits
-from softline.data.interface import UNREADABLE, CorruptImageError, describe
+from softline.data.images.datasets import check_bits
+from softline.data.images.interface import UNREADABLE, CorruptImageError, describe
+from softline.errors import UserError
 
 MAX_BYTES = 20 * 2**20
 MAX_PIXELS = 50 * 10**6
@@ -18,7 +19,7 @@ MAX_SIDE = 2048
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 
 
-class RefusedImageError(ValueError):
+class RefusedImageError(UserError):
     """An upload that is not shown; its text is for the visitor."""
 
 

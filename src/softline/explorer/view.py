@@ -16,11 +16,13 @@ from softline.analysis.newton import layer_residual
 from softline.analysis.subjects import Subject, open_subject
 from softline.attention.multihead import RowReader
 from softline.backbones.inspection import Layer, LayerInput
+from softline.checks import check_option
+from softline.errors import UserError
+from softline.explorer.budget import MAX_TENSOR_BYTES, REPEAT_SECONDS, Duration, Need, check_need, duration, need
 from softline.explorer.catalog import OWN, Choice
-from softline.explorer.cost import MAX_TENSOR_BYTES, REPEAT_SECONDS, Duration, Need, check_need, duration, need
 from softline.explorer.drawing import draw_map
 from softline.explorer.recent import Recent
-from softline.ops.inputs import check_option, divide
+from softline.ops.inputs import divide
 
 USUAL_SIZE = 224
 LEAST_SIZE, MOST_SIZE = 28, 1024
@@ -288,7 +290,7 @@ class Explorer:
 
 def check_size(size: int) -> None:
     if not LEAST_SIZE <= size <= MOST_SIZE:
-        raise ValueError(f"the image size must be from {LEAST_SIZE} to {MOST_SIZE} pixels, got {size}")
+        raise UserError(f"the image size must be from {LEAST_SIZE} to {MOST_SIZE} pixels, got {size}")
 
 
 def _names(layers: Iterable[Layer]) -> tuple[str, ...]:
@@ -299,7 +301,7 @@ def _check_rows(given: LayerInput) -> None:
     """Some attentions give no single rows but N x N weights."""
     bytes_needed = 4 * given.tokens**2
     if not hasattr(given.layer.attention, "rows") and bytes_needed > MAX_TENSOR_BYTES:
-        raise ValueError(
+        raise UserError(
             f"the weights of {given.layer.name} for {given.tokens:,} tokens take {bytes_needed / 2**30:,.1f} GiB, and "
             f"this page stops at {MAX_TENSOR_BYTES / 2**30:.0f}: choose a smaller size or a later layer"
         )

@@ -36,8 +36,9 @@ from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxP
 from torchvision.ops.poolers import LevelMapper
 from torchvision.transforms.v2.functional import resize
 
+from softline.checks import check_integer, check_number
+from softline.errors import UserError
 from softline.heads.features import STRIDES, StageMaps
-from softline.ops.inputs import check_integer, check_number
 
 ANCHOR_SIZES = (32, 64, 128, 256, 512)
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
@@ -101,7 +102,7 @@ class Detector(nn.Module):
         if not self.training:
             return [self._found(self.detector([image])[0]) for image in images]
         if targets is None:
-            raise ValueError("a detector in training needs targets")
+            raise UserError("a detector in training needs targets")
         shifted = [{**target, "labels": target["labels"] + self.first_label} for target in targets]
         return self.detector(list(images), shifted)
 
@@ -136,7 +137,7 @@ def retinanet(
     _check(num_classes, short_side, long_side, anchor_sizes)
     _check_options(image_mean, image_std, width, score_threshold, detections_per_image)
     if norm and width % CHANNELS_OF_A_GROUP:
-        raise ValueError(f"width ({width}) must be divisible by {CHANNELS_OF_A_GROUP} for norm")
+        raise UserError(f"width ({width}) must be divisible by {CHANNELS_OF_A_GROUP} for norm")
     maps = StageMaps(body, stages=(1, 2, 3))
     octaves = tuple(tuple(size * 2 ** (third / 3) for third in range(3)) for size in anchor_sizes)
     anchors = StridedAnchors(octaves, strides=(8, 16, 32, 64, 128))
@@ -306,21 +307,21 @@ def _check_options(mean: Sequence[float], std: Sequence[float], width: int, scor
     check_integer("detections_per_image", count, 1)
     check_score(score)
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-        raise ValueError(f"mean and std must be 3 numbers each, std positive, got {tuple(mean)} and {tuple(std)}")
+        raise UserError(f"mean and std must be 3 numbers each, std positive, got {tuple(mean)} and {tuple(std)}")
 
 
 def check_score(threshold: float) -> None:
     check_number("score_threshold", threshold, 0)
     if threshold >= 1:
-        raise ValueError(f"score_threshold must be below 1, got {threshold}")
+        raise UserError(f"score_threshold must be below 1, got {threshold}")
 
 
 def _check(num_classes: int, short_side: int, long_side: int, anchor_sizes: Sequence[float]) -> None:
     if num_classes < 1:
-        raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        raise UserError(f"num_classes must be at least 1, got {num_classes}")
     if not 0 < short_side <= long_side:
-        raise ValueError(f"short_side ({short_side}) must be positive and at most long_side ({long_side})")
+        raise UserError(f"short_side ({short_side}) must be positive and at most long_side ({long_side})")
     if len(anchor_sizes) != len(ANCHOR_SIZES) or min(anchor_sizes) <= 0:
-        raise ValueError(
+        raise UserError(
             f"anchor_sizes must be {len(ANCHOR_SIZES)} positive numbers, one for each level, got {tuple(anchor_sizes)}"
         )

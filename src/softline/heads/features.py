@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
+from softline.errors import UserError
+
 # what feature pyramids are made for
 STRIDES = (4, 8, 16, 32)
 
@@ -28,12 +30,12 @@ class StageMaps(nn.Module):
         super().__init__()
         info: Any = body.feature_info
         if tuple(info.reduction()) != STRIDES:
-            raise ValueError(
+            raise UserError(
                 f"dense tasks need a backbone with strides {STRIDES}, got {tuple(info.reduction())}; where there are "
                 "more, model.options.out_indices chooses"
             )
         if not stages or list(stages) != sorted(set(stages) & set(range(len(STRIDES)))):
-            raise ValueError(f"stages must be some of 0, 1, 2, 3 in order, got {tuple(stages)}")
+            raise UserError(f"stages must be some of 0, 1, 2, 3 in order, got {tuple(stages)}")
         self.stages = tuple(stages)
         self.channels: list[int] = [info.channels()[stage] for stage in stages]
         self.body = body
@@ -70,7 +72,7 @@ class StageMaps(nn.Module):
         except AssertionError as error:
             # timm asserts
             height, width = images.shape[-2:]
-            raise ValueError(
+            raise UserError(
                 f"the backbone refuses images of {height} x {width}: {error} (some of timm's take any size by "
                 "model.options.strict_img_size=false)"
             ) from None
@@ -84,12 +86,12 @@ def _whole_patches(images: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tup
     last = STRIDES[-1]
     height, width = images.shape[-2:]
     if height % last or width % last:
-        raise ValueError(f"images with sizes must be padded to multiples of {last}, got {height} x {width}")
+        raise UserError(f"images with sizes must be padded to multiples of {last}, got {height} x {width}")
     if len(sizes) != len(images):
-        raise ValueError(f"sizes must be one for each of {len(images)} images, got {len(sizes)}")
+        raise UserError(f"sizes must be one for each of {len(images)} images, got {len(sizes)}")
     for rows, columns in sizes:
         if not (0 < rows <= height and 0 < columns <= width):
-            raise ValueError(f"sizes must lie within the images' {height} x {width}, got {rows} x {columns}")
+            raise UserError(f"sizes must lie within the images' {height} x {width}, got {rows} x {columns}")
     return [(-(-rows // last) * last, -(-columns // last) * last) for rows, columns in sizes]
 
 

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
+from softline.checks import check_integer, check_number
+from softline.errors import UserError
 from softline.heads.features import STRIDES, StageMaps
 from softline.layers.grid import pad_to_whole
-from softline.ops.inputs import check_integer, check_number
 
 # the third of four: stride 16
 AUXILIARY_STAGE = 2
@@ -67,7 +68,7 @@ class Segmenter(nn.Module):
             return
         # one that is synchronised counts the images of all processes
         if any(isinstance(module, nn.BatchNorm2d) and module.training for module in self.decoder.modules()):
-            raise ValueError(
+            raise UserError(
                 "the decoder pools each image to one pixel, and BatchNorm needs more than one: training needs at least "
                 f"2 images in each process's batch, got {len(images)}"
             )
@@ -118,7 +119,7 @@ def semantic_fpn(
     _check_dropout(dropout)
     # a group of one channel would be one number where an image is one cell
     if head_channels % GROUPS or head_channels == GROUPS:
-        raise ValueError(f"head_channels must be 2, 3, ... times {GROUPS}, for GroupNorm, got {head_channels}")
+        raise UserError(f"head_channels must be 2, 3, ... times {GROUPS}, for GroupNorm, got {head_channels}")
     maps = StageMaps(body)
     decoder = FPNDecoder(
         encoder_channels=maps.channels,
@@ -162,4 +163,4 @@ def _fcn(in_channels: int, channels: int, num_classes: int, dropout: float) -> n
 def _check_dropout(dropout: float) -> None:
     check_number("dropout", dropout, 0)
     if dropout >= 1:
-        raise ValueError(f"dropout must be less than 1, got {dropout}")
+        raise UserError(f"dropout must be less than 1, got {dropout}")

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from softline.checks import check_integer
 from softline.layers.grid import GridSize, always, map_tokens, pad_to_whole, token_map
-from softline.ops.inputs import check_integer, widen, without_autocast
+from softline.ops.inputs import widen, without_autocast
 
 
 def channels_last(maps: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from softline.ops.inputs import check_integer
+from softline.checks import check_integer
+from softline.errors import UserError
 
 GridSize = tuple[int, int]
 
@@ -14,7 +15,7 @@ def as_pair(name: str, value: int | GridSize) -> GridSize:
     """An int stands for both axes, as in torch's convolutions; both are at least 1."""
     pair = (value, value) if isinstance(value, int) else value
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise ValueError(f"{name} must be an int or (rows, columns), got {value!r}")
+        raise UserError(f"{name} must be an int or (rows, columns), got {value!r}")
     for side in pair:
         check_integer(name, side, 1)
     return pair[0], pair[1]
@@ -41,14 +42,14 @@ def pad_to_whole(maps: Tensor, patch: int | GridSize) -> Tensor:
 
 def check_grid(tokens: int, grid_size: GridSize, num_prefix_tokens: int) -> None:
     if not isinstance(grid_size, (tuple, list)) or len(grid_size) != 2:
-        raise ValueError(f"grid_size must be (H, W), got {grid_size!r}")
+        raise UserError(f"grid_size must be (H, W), got {grid_size!r}")
     height, width = grid_size
     if not all(isinstance(side, (int, torch.SymInt)) for side in grid_size):
-        raise ValueError(f"grid_size must be two whole numbers, got {grid_size!r}")
+        raise UserError(f"grid_size must be two whole numbers, got {grid_size!r}")
     if height < 1 or width < 1:
-        raise ValueError(f"grid_size must be at least 1x1, got {height}x{width}")
+        raise UserError(f"grid_size must be at least 1x1, got {height}x{width}")
     if tokens != num_prefix_tokens + height * width:
-        raise ValueError(
+        raise UserError(
             f"N must be num_prefix_tokens + H*W = {num_prefix_tokens} + {height}*{width}, got {tokens} tokens"
         )
 

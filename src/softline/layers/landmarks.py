@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from softline.checks import check_option
+from softline.errors import UserError
 from softline.layers.grid import GridSize, as_pair, pad_to_whole, spatial_map, spatial_tokens
-from softline.ops.inputs import check_option, hide, widen, without_autocast
+from softline.ops.inputs import hide, widen, without_autocast
 
 Sampling = Literal["conv", "avgpool", "random", "biased"]
 Landmarks = tuple[Tensor, Tensor | None]
@@ -64,7 +66,7 @@ class LandmarkPlan:
 
     def check(self, grid_size: GridSize) -> None:
         if self.ratio[0] > grid_size[0] or self.ratio[1] > grid_size[1]:
-            raise ValueError(
+            raise UserError(
                 f"ratio {self.ratio[0]}x{self.ratio[1]} must not be larger than the grid "
                 f"({grid_size[0]}x{grid_size[1]} tokens)"
             )

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from softline.errors import UserError
 from softline.layers.grid import GridSize, as_pair, mean_token, spatial_map, spatial_tokens
 from softline.ops.chunks import is_traced
 from softline.ops.inputs import narrow, widen, without_autocast
@@ -136,7 +137,7 @@ class ValueConv(nn.Module):
 def _odd_pair(name: str, kernel_size: int | GridSize) -> GridSize:
     kernel = as_pair(name, kernel_size)
     if any(side % 2 == 0 for side in kernel):
-        raise ValueError(f"{name} must be odd, got {kernel_size}")
+        raise UserError(f"{name} must be odd, got {kernel_size}")
     return kernel
 
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from softline.checks import check_option
 from softline.layers.grid import GridSize, always
 from softline.ops.chunks import is_traced
-from softline.ops.inputs import check_option
 
 WindowMask = Literal["tokens", "pairs"]
 

@@ -7,16 +7,8 @@ As in the authors' code, lengths are taken over all channels of a token.
 import torch.nn.functional as F
 from torch import Tensor
 
-from softline.ops.inputs import (
-    check_alike,
-    check_mask,
-    check_number,
-    finish,
-    hide,
-    narrow,
-    prepare,
-    without_autocast,
-)
+from softline.checks import check_number
+from softline.ops.inputs import check_alike, check_mask, finish, hide, narrow, prepare, without_autocast
 from softline.ops.linear import kernel_attention, kernel_factors, kernel_weights
 
 

@@ -6,6 +6,7 @@ q_ic k_jc, and the output is q * sum_j (k_j * v_j). The head axis of the inputs 
 
 from torch import Tensor
 
+from softline.errors import UserError
 from softline.ops.inputs import check_alike, check_mask, finish, narrow, prepare, unit_length, without_autocast
 
 
@@ -28,7 +29,7 @@ def hydra_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None 
     check_alike(q, k=k, v=v)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     if v.shape != q.shape:
-        raise ValueError(f"v must have the shape of q {tuple(q.shape)}: channels are heads; got {tuple(v.shape)}")
+        raise UserError(f"v must have the shape of q {tuple(q.shape)}: channels are heads; got {tuple(v.shape)}")
     state = (unit_length(prepare(k, key_mask), (1, 3)) * prepare(v, key_mask)).sum(-2, keepdim=True)  # [B, H, 1, D]
     return finish(unit_length(prepare(q, key_mask), (1, 3)) * state, v.dtype, key_mask)
 

@@ -10,14 +10,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from softline.checks import check_number, check_option
 from softline.ops.chunks import add_to
 from softline.ops.gaussian import hide_pairs
 from softline.ops.inputs import (
     Impl,
     check_alike,
     check_mask,
-    check_number,
-    check_option,
     count_tokens,
     finish,
     hide,

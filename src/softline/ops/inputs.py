@@ -6,17 +6,21 @@ dtype of the values; a float16 result beyond +-65504 saturates there instead of 
 """
 
 import functools
-import math
-from collections.abc import Callable, Collection
-from difflib import get_close_matches
+from collections.abc import Callable
 from typing import Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from softline.checks import check_integer
+from softline.errors import UserError
+
 Impl = Literal["auto", "linear", "explicit"]
 
+
 P = ParamSpec("P")
+
+
 R = TypeVar("R")
 
 
@@ -27,7 +31,7 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **options: P.kwargs) -> R:
         first = next((value for value in (*args, *options.values()) if isinstance(value, Tensor)), None)
         if first is None:
-            raise ValueError(f"{function.__name__} takes torch.Tensors, got none")
+            raise UserError(f"{function.__name__} takes torch.Tensors, got none")
         if not torch.amp.is_autocast_available(first.device.type):
             return function(*args, **options)
         with torch.autocast(first.device.type, enabled=False):
@@ -38,11 +42,11 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
 def check_tensor(name: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
-        raise ValueError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        raise UserError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if tensor.ndim != 4:
-        raise ValueError(f"{name} must have shape [B, H, N, D], got {tuple(tensor.shape)}")
+        raise UserError(f"{name} must have shape [B, H, N, D], got {tuple(tensor.shape)}")
     if not tensor.is_floating_point():
-        raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+        raise UserError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
 
 
 def check_alike(q: Tensor, **others: Tensor | None) -> None:
@@ -53,18 +57,18 @@ def check_alike(q: Tensor, **others: Tensor | None) -> None:
             continue
         check_tensor(name, other)
         if other.dtype != q.dtype or other.device != q.device:
-            raise ValueError(
+            raise UserError(
                 f"{name} must have the dtype and device of q ({q.dtype} on {q.device}), "
                 f"got {other.dtype} on {other.device}"
             )
         shared = {"v": 3}.get(name, 2)
         if other.shape[:shared] != q.shape[:shared]:
             rule = "batch, heads and tokens" if shared == 3 else "batch and heads"
-            raise ValueError(f"{name} must share {rule} with q {tuple(q.shape)}, got {tuple(other.shape)}")
+            raise UserError(f"{name} must share {rule} with q {tuple(q.shape)}, got {tuple(other.shape)}")
         if name != "v" and other.shape[-1] != q.shape[-1]:
-            raise ValueError(f"{name} must share the head dimension with q {tuple(q.shape)}, got {tuple(other.shape)}")
+            raise UserError(f"{name} must share the head dimension with q {tuple(q.shape)}, got {tuple(other.shape)}")
         if name == "k" and other.shape != q.shape:
-            raise ValueError(f"k must have the shape of q {tuple(q.shape)}, got {tuple(other.shape)}")
+            raise UserError(f"k must have the shape of q {tuple(q.shape)}, got {tuple(other.shape)}")
 
 
 def check_mask(name: str, mask: Tensor | None, batch: int, tokens: int, device: torch.device) -> None:
@@ -72,38 +76,11 @@ def check_mask(name: str, mask: Tensor | None, batch: int, tokens: int, device: 
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"{name} must be a bool tensor (True = real token), got {kind}")
+        raise UserError(f"{name} must be a bool tensor (True = real token), got {kind}")
     if mask.shape != (batch, tokens):
-        raise ValueError(f"{name} must have shape [B, N] = {(batch, tokens)}, got {tuple(mask.shape)}")
+        raise UserError(f"{name} must have shape [B, N] = {(batch, tokens)}, got {tuple(mask.shape)}")
     if mask.device != device:
-        raise ValueError(f"{name} must be on {device} like q, got {mask.device}")
-
-
-def check_option(name: str, value: object, known: Collection[str]) -> None:
-    """``value`` is one of ``known``; the error lists them and names the closest."""
-    if not isinstance(value, str) or value not in known:
-        close = get_close_matches(str(value), list(known), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{name} must be one of {', '.join(sorted(known))}; got {value!r}{hint}")
-
-
-def check_at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
-def check_integer(name: str, value: object, least: int) -> None:
-    # a bool is an int to Python, and a mistake here
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    check_at_least(name, value, least)
-
-
-def check_number(name: str, value: object, least: float) -> None:
-    """A finite number, at least ``least``."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not -math.inf < value < math.inf:
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
-    check_at_least(name, value, least)
+        raise UserError(f"{name} must be on {device} like q, got {mask.device}")
 
 
 def seeded(seed: int | None) -> torch.Generator | None:

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softline.checks import check_option
 from softline.ops.inputs import (
     check_alike,
     check_mask,
-    check_option,
     divide,
     finish,
     hide,

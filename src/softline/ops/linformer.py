@@ -6,6 +6,7 @@ softmax(q k'^T / sqrt(D)) v'. The explicit weights are softmax(q k'^T / sqrt(D))
 
 from torch import Tensor
 
+from softline.errors import UserError
 from softline.ops.inputs import check_alike, check_mask, finish, narrow, prepare, without_autocast
 from softline.ops.softmax import attend
 
@@ -81,9 +82,9 @@ def _projected(
     tokens = q.shape[2]
     for name, projection in (("key_projection", key_projection), ("value_projection", value_projection)):
         if projection.ndim != 2 or projection.shape != key_projection.shape:
-            raise ValueError(f"{name} must have shape [R, N_max], equal for both, got {tuple(projection.shape)}")
+            raise UserError(f"{name} must have shape [R, N_max], equal for both, got {tuple(projection.shape)}")
         if tokens > projection.shape[1]:
-            raise ValueError(
+            raise UserError(
                 f"the learned Linformer projection covers at most {projection.shape[1]} tokens, got {tokens}"
             )
     k = prepare(k, key_mask)

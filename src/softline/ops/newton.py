@@ -15,7 +15,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from softline.ops.inputs import check_integer, check_option, divide, widen, without_autocast
+from softline.checks import check_integer, check_option
+from softline.errors import UserError
+from softline.ops.inputs import divide, widen, without_autocast
 
 NewtonStart = Literal["norm", "halving"]
 
@@ -45,7 +47,7 @@ def newton_inverse(A: Tensor, *, iterations: int = 20, start: NewtonStart = "nor
     """
     check_newton(iterations, start)
     if A.ndim < 2 or A.shape[-1] != A.shape[-2] or A.shape[-1] == 0 or not A.is_floating_point():
-        raise ValueError(
+        raise UserError(
             f"A must be a batch of square matrices [..., m, m] of floating-point numbers, "
             f"got {A.dtype} {tuple(A.shape)}"
         )

@@ -9,17 +9,10 @@ the pseudo-inverse by the paper's third-order iteration. Deviation: the iteratio
 import torch
 from torch import Tensor
 
+from softline.checks import check_integer
+from softline.errors import UserError
 from softline.ops.gaussian import hide_pairs
-from softline.ops.inputs import (
-    check_alike,
-    check_integer,
-    check_mask,
-    finish,
-    hide_scores,
-    narrow,
-    prepare,
-    without_autocast,
-)
+from softline.ops.inputs import check_alike, check_mask, finish, hide_scores, narrow, prepare, without_autocast
 
 
 @without_autocast
@@ -96,7 +89,7 @@ def _factors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     check_alike(q, k=k, q_landmarks=q_landmarks, k_landmarks=k_landmarks)
     if q_landmarks.shape != k_landmarks.shape:
-        raise ValueError(
+        raise UserError(
             f"q_landmarks {tuple(q_landmarks.shape)} and k_landmarks {tuple(k_landmarks.shape)} must have equal shapes"
         )
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)

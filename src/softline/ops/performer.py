@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from softline.checks import check_integer
+from softline.errors import UserError
 from softline.ops.inputs import (
     check_alike,
-    check_integer,
     check_mask,
     finish,
     hide,
@@ -77,7 +78,7 @@ def _features(q: Tensor, k: Tensor, features: Tensor, key_mask: Tensor | None) -
     check_alike(q, k=k)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     if features.ndim != 2 or features.shape[-1] != q.shape[-1]:
-        raise ValueError(f"features must have shape [R, D] with D = {q.shape[-1]}, got {tuple(features.shape)}")
+        raise UserError(f"features must have shape [R, D] with D = {q.shape[-1]}, got {tuple(features.shape)}")
     log_q = _log_features(prepare(q, key_mask), features)
     log_k = _log_features(prepare(k, key_mask), features)
     log_q = log_q - log_q.detach().amax(-1, keepdim=True)

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softline.checks import check_integer
+from softline.errors import UserError
 from softline.ops.inputs import (
     check_alike,
-    check_integer,
     check_mask,
     finish,
     hide_rows,
@@ -36,7 +37,7 @@ def reformer_rotations(head_dim: int, *, num_buckets: int = 32, rounds: int = 4,
     check_integer("rounds", rounds, 1)
     check_integer("num_buckets", num_buckets, 2)
     if num_buckets % 2:
-        raise ValueError(f"num_buckets must be even, got {num_buckets}")
+        raise UserError(f"num_buckets must be even, got {num_buckets}")
     return torch.randn(rounds, head_dim, num_buckets // 2, generator=seeded(seed), device="cpu")
 
 
@@ -141,6 +142,6 @@ def _check(q: Tensor, rotations: Tensor, bucket_size: int, key_mask: Tensor | No
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     check_integer("bucket_size", bucket_size, 1)
     if rotations.ndim != 3 or rotations.shape[1] != q.shape[-1]:
-        raise ValueError(
+        raise UserError(
             f"rotations must have shape [R, D, num_buckets / 2] with D = {q.shape[-1]}, got {tuple(rotations.shape)}"
         )

@@ -15,20 +15,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from softline.checks import check_at_least, check_number, check_option
+from softline.errors import UserError
 from softline.ops.gaussian import gaussian_kernel, hide_pairs, left_factor, power_of_two, right_factor
-from softline.ops.inputs import (
-    Impl,
-    check_alike,
-    check_at_least,
-    check_mask,
-    check_number,
-    check_option,
-    check_tensor,
-    finish,
-    narrow,
-    prepare,
-    without_autocast,
-)
+from softline.ops.inputs import Impl, check_alike, check_mask, check_tensor, finish, narrow, prepare, without_autocast
 from softline.ops.newton import NewtonStart, check_newton, newton_inverse, newton_iterate
 from softline.ops.soft_linear import soft_linear
 
@@ -235,7 +225,7 @@ def _check(
     check_at_least("the number of landmarks", landmarks.shape[2], 1)
     check_inverse(inverse, iterations, start, ridge)
     if cells is not None and (cells.ndim != 1 or cells.shape[0] not in (1, q.shape[0])):
-        raise ValueError(f"cells must have shape [{q.shape[0]}] or [1], got {tuple(cells.shape)}")
+        raise UserError(f"cells must have shape [{q.shape[0]}] or [1], got {tuple(cells.shape)}")
 
 
 def check_inverse(inverse: str, iterations: int, start: str, ridge: float) -> None:
@@ -244,4 +234,4 @@ def check_inverse(inverse: str, iterations: int, start: str, ridge: float) -> No
     check_newton(iterations, start)
     check_number("ridge", ridge, 0)
     if inverse == "cholesky" and ridge == 0:
-        raise ValueError(f'inverse="cholesky" needs ridge > 0 (A may be singular), got ridge={ridge}')
+        raise UserError(f'inverse="cholesky" needs ridge > 0 (A may be singular), got ridge={ridge}')

@@ -1,0 +1,203 @@
+"""Datasets by the names that timm gives them: torch/, hfds/, hfids/, tfds/ and wds/."""
+
+from collections.abc import Collection, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from PIL import Image
+from timm.data import create_dataset
+from torch.utils.data import get_worker_info
+
+from softline.checks import check_option
+from softline.data.images.interface import ImageSource, ImageStream, decode, decoding, describe
+from softline.errors import UserError
+
+# the package that each kind of name needs: as imported, as installed
+PACKAGES = {
+    "torch": ("torchvision", "torchvision"),
+    "hfds": ("datasets", "datasets"),
+    "hfids": ("datasets", "datasets"),
+    "tfds": ("tensorflow_datasets", "tensorflow-datasets"),
+    "wds": ("webdataset", "webdataset"),
+}
+# what timm's reader of hfids/ cannot do, by a word of its error
+HFIDS = {
+    "trust_remote_code": "timm does not read hfids/ with this version of datasets",
+    "num_samples": "hfids/ needs a dataset that says how many images it has",
+}
+# the validation split has one of these names
+VALIDATION = ("val", "validation", "valid", "test")
+
+
+class TorchImages:
+    """A dataset of torchvision."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self.classes = tuple(map(str, getattr(dataset, "classes", ())))
+        self._dataset, self._name = dataset, name
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        with decoding(self.name(index)):
+            image, label = self._dataset[index]
+        return image, int(label)
+
+    def name(self, index: int) -> str:
+        samples = getattr(self._dataset, "samples", None)
+        return str(samples[index][0]) if samples else f"{self._name}/{index}"
+
+
+class ReaderImages:
+    """A reader of timm that finds images by index."""
+
+    def __init__(self, reader: Any, name: str) -> None:
+        self.classes = _class_names(reader)
+        self._reader, self._name = reader, name
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        file, label = self._reader[index]
+        with file, decoding(self.name(index)):
+            return decode(file), int(label)
+
+    def name(self, index: int) -> str:
+        return self._reader.filename(index) or f"{self._name}/{index}"
+
+
+class ReaderStream:
+    """A reader of timm that yields images in order; it divides them among processes and workers itself.
+
+    Its length is that of one process's share.
+    """
+
+    def __init__(self, reader: Any, name: str) -> None:
+        self.classes = _class_names(reader)
+        self._reader, self._name = reader, name
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+        # what was prepared in the main process is not divided among workers
+        if get_worker_info() is not None and self._reader.worker_info is None:
+            self._reader.ds = None
+        if self._name.startswith("wds/") and self._reader.ds is None:
+            self._reader._lazy_init()
+            self._refuse_errors()
+        for image, label in self._once() if self._name.startswith("wds/") else self._reader:
+            yield image, int(label)
+
+    def _once(self) -> Any:
+        """In evaluation, all of this process's shards: timm would cut or repeat them to equal lengths."""
+        if self._reader.is_training:
+            return self._reader
+        return ((sample["image"], sample["target"]) for sample in self._reader.ds)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._reader.set_epoch(epoch)
+
+    def _refuse_errors(self) -> None:
+        """timm's stages log an image that cannot be read and go on; here they stop."""
+
+        def refuse(error: Exception) -> bool:
+            raise UserError(
+                f"an image of {self._name} cannot be decoded ({describe(error)}); "
+                "repair the shards: what is read in order has no --skip-corrupt"
+            ) from error
+
+        for stage in self._reader.ds.pipeline:
+            if "handler" in getattr(stage, "kw", {}):
+                stage.kw["handler"] = refuse
+
+
+def open_timm(source: str, split: str, *, root: str | None) -> ImageSource | ImageStream:
+    """A dataset such as torch/cifar10 or hfds/ORGANISATION/NAME.
+
+    root: where it lies or is downloaded to; wds/ needs it.
+    """
+    kind, _, name = source.partition("/")
+    module, package = PACKAGES[kind]
+    if find_spec(module) is None:
+        raise UserError(f"the source {source!r} needs the package {package}: pip install {package}")
+    if kind in ("torch", "wds") and not root:
+        raise UserError(f"the source {source!r} needs root: the directory that holds the data")
+    if kind == "torch":
+        return _open_torch(source, split, root)
+    split = _split_name(source, split, _splits(kind, name, root))
+    reader = _create_reader(kind, name=name, root=root, split=split)
+    place = f"{source}/{split}"
+    return ReaderImages(reader, place) if kind == "hfds" else ReaderStream(reader, place)
+
+
+def _create_reader(kind: str, **options: Any) -> Any:
+    # by class, because timm.data.create_reader turns names and paths to lower case
+    reader = getattr(import_module(f"timm.data.readers.reader_{kind}"), f"Reader{kind.capitalize()}")
+    if kind == "hfds":
+        return reader(**options)
+    try:
+        # images keep their mode until the dataset converts them; of tfds/ they would stay arrays
+        mode = "RGB" if kind == "tfds" else ""
+        return reader(**options, is_training=options["split"] == "train", input_img_mode=mode)
+    except ValueError as error:
+        reason = next((reason for word, reason in HFIDS.items() if word in str(error)), None)
+        if kind != "hfids" or reason is None:
+            raise
+        raise UserError(f"{reason}; use hfds/{options['name']}") from error
+
+
+def _open_torch(source: str, split: str, root: str | None) -> TorchImages:
+    # timm takes any other word for the test split, and a directory without the split's folder for the split
+    check_option("split", split, ("train", "val", "test"))
+    if source in ("torch/folder", "torch/image_folder"):
+        raise UserError(f"the source {source!r} must be given as the directory itself: {root}")
+    try:
+        # timm knows the split for evaluation as val or validation, not as test
+        dataset = create_dataset(source, root=root, split="val" if split == "test" else split, download=True)
+    except AssertionError as error:
+        raise UserError(f"timm cannot open {source!r}: {error}") from error
+    except (OSError, RuntimeError) as error:
+        raise OSError(f"{source} is not in {root} and could not be downloaded: {error}") from error
+    return TorchImages(dataset, f"{source}/{split}")
+
+
+def _splits(kind: str, name: str, root: str | None) -> Collection[str]:
+    """The names of a dataset's splits."""
+    if kind == "wds":
+        return _wds_info(root)["splits"].keys()
+    if kind == "tfds":
+        builder = import_module("tensorflow_datasets").builder(name, data_dir=root)
+        builder.download_and_prepare()
+        return builder.info.splits.keys()
+    return import_module("datasets").get_dataset_split_names(name)
+
+
+def _wds_info(root: str | None) -> dict[str, Any]:
+    info = import_module("timm.data.readers.reader_wds")._load_info(root)
+    if not isinstance(info.get("splits"), dict):
+        raise UserError(
+            f'{root} must hold _info.json with {{"splits": {{"train": {{"name": ..., "num_samples": ..., '
+            '"filenames": [...], "shard_lengths": [...]}, ...}}'
+        )
+    return info
+
+
+def _split_name(source: str, split: str, known: Collection[str]) -> str:
+    names = VALIDATION if split == "val" else (split,)
+    found = next((name for name in names if name in known), None)
+    if found is None:
+        raise UserError(f"{source} has no split {split!r}; it has {', '.join(sorted(known)) or 'none'}")
+    return found
+
+
+def _class_names(reader: Any) -> tuple[str, ...]:
+    """By label; empty for wds/, whose labels are numbers without names."""
+    by_name: dict[str, int] = reader.class_to_idx
+    if not by_name and hasattr(reader, "builder"):
+        features = reader.builder.info.features or {}
+        return tuple(getattr(features.get("label"), "names", ()))
+    return tuple(sorted(by_name, key=lambda name: by_name[name]))

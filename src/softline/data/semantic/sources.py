@@ -1,0 +1,333 @@
+"""Images with a label for each pixel: ADE20K, Cityscapes, and folders of images and masks.
+
+The layouts, below ``ROOT``:
+
+- ade20k: ``images/{training,validation}/*.jpg`` with ``annotations/{training,validation}/*.png``
+- cityscapes: ``leftImg8bit/SPLIT/CITY/*_leftImg8bit.png`` with ``gtFine/SPLIT/CITY/*_gtFine_labelIds.png``
+- folder: ``SPLIT/*.jpg`` with ``SPLITannot/*.png`` (as CamVid), or ``images/SPLIT/*.jpg`` with ``masks/SPLIT/*.png``
+
+Images may be .jpg, .jpeg or .png and may lie in subfolders; a mask has its image's name. EXIF orientation is not
+applied: a mask labels the pixels as they are stored.
+"""
+
+import io
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from timm.data.readers.img_extensions import get_img_extensions
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from softline.checks import check_integer, check_option
+from softline.data.images.corrupt import remaining
+from softline.data.images.datasets import to_mode
+from softline.data.images.interface import CorruptImageError, decode, decoding
+from softline.data.randomness import repeatable
+from softline.data.semantic.classes import (
+    ADE20K,
+    CITYSCAPES,
+    CITYSCAPES_IDS,
+    IGNORE,
+    LAYOUTS,
+    Layout,
+    check_class_count,
+    palette,
+)
+from softline.data.semantic.transforms import SemanticTransform
+from softline.errors import UserError
+
+__all__ = ["IGNORE", "CorruptMaskError", "Layout", "SemanticImages", "SemanticSource", "open_semantic", "palette"]
+
+ADE20K_SPLITS = {"train": "training", "val": "validation", "training": "training", "validation": "validation"}
+CITYSCAPES_SPLITS = ("train", "val", "test")
+
+logger = logging.getLogger(__name__)
+
+
+class CorruptMaskError(CorruptImageError):
+    """A mask that can be decoded but does not label the pixels of its image."""
+
+    def __str__(self) -> str:
+        if not self.reason:
+            return self.name
+        return f"mask {self.name}: {self.reason}; repair it, or leave the image out by --skip-corrupt"
+
+
+@runtime_checkable
+class SemanticSource(Protocol):
+    """Images with a label for each pixel, which can be read in any order, by several threads and processes."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names by label."""
+
+    def __len__(self) -> int: ...
+
+    def load(self, index: int) -> tuple[Image.Image, NDArray[np.uint8]]:
+        """The RGB image and its labels [H, W], 0 to K - 1 or IGNORE; `CorruptImageError` if either is no good."""
+
+    def name(self, index: int) -> str:
+        """The file of the image."""
+
+    def without(self, indices: Collection[int]) -> "SemanticSource":
+        """The source less the images at ``indices``, such as those that `find_corrupt` names."""
+
+
+class Values(NamedTuple):
+    """What the bytes of a mask mean."""
+
+    labels: NDArray[np.uint8]
+    """[256]: by byte, a label or IGNORE."""
+    known: NDArray[np.bool_]
+    """[256]: the bytes that may occur."""
+    rule: str
+
+
+class SemanticFiles:
+    """Pairs of an image and a mask file. Every load opens them anew: threads and processes share none.
+
+    pairs: paths of image and mask, sorted.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[str, str]], classes: Sequence[str], values: Values) -> None:
+        self.classes = tuple(classes)
+        self._values = values
+        # arrays: the objects of a list would be copied into every worker, one reference count after the other
+        self._images = np.array([os.fsencode(image) for image, _ in pairs])
+        self._masks = np.array([os.fsencode(mask) for _, mask in pairs])
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def name(self, index: int) -> str:
+        return os.fsdecode(self._images[index])
+
+    def mask_name(self, index: int) -> str:
+        return os.fsdecode(self._masks[index])
+
+    def without(self, indices: Collection[int]) -> "SemanticFiles":
+        pairs = [(self.name(index), self.mask_name(index)) for index in remaining(len(self), indices)]
+        return SemanticFiles(pairs, self.classes, self._values)
+
+    def load(self, index: int) -> tuple[Image.Image, NDArray[np.uint8]]:
+        name, mask_name = self.name(index), self.mask_name(index)
+        image = to_mode(_decode(name, Path(name).read_bytes()), "RGB", lambda: name)
+        mask = _read_mask(mask_name)  # [H, W]
+        if mask.shape != (image.height, image.width):
+            sizes = f"{mask.shape[1]}x{mask.shape[0]} pixels, its image {name} {image.width}x{image.height}"
+            raise CorruptMaskError(mask_name, f"a mask must have the size of its image, it has {sizes}")
+        counts = np.bincount(mask.ravel(), minlength=256)
+        unknown = np.flatnonzero((counts > 0) & ~self._values.known)
+        if len(unknown):
+            found = ", ".join(f"{value} ({counts[value]} pixels)" for value in unknown[:10])
+            more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
+            raise CorruptMaskError(mask_name, f"its values must be {self._values.rule}, got {found}{more}")
+        return image, self._values.labels[mask]
+
+
+class SemanticImages(Dataset[tuple[Tensor, Tensor]]):
+    """Transformed images, float32 [3, H, W], and labels, int64 [H, W], by index or by (epoch, index).
+
+    An index alone belongs to epoch 0. A random transform depends on (seed, epoch, index) only: not on the number of
+    workers or processes, nor on where a run was interrupted.
+    """
+
+    def __init__(self, source: SemanticSource, transform: SemanticTransform, *, seed: int = 0) -> None:
+        check_integer("seed", seed, 0)
+        self.source, self.transform, self.seed = source, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, Tensor]:
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        image, labels = self.source.load(index)
+        with repeatable(self.seed, epoch, index):
+            return self.transform(image, labels)
+
+
+def open_semantic(
+    layout: Layout,
+    root: Path,
+    split: str,
+    *,
+    classes: Sequence[str] | int | None = None,
+    ignore_index: int | None = None,
+    skip_corrupt: bool = False,
+    notify: Callable[[str], None] = logger.info,
+) -> SemanticSource:
+    """The images of a split and their labels. Every image must have a mask and every mask an image.
+
+    split: train or val; also training and validation for ade20k, test for cityscapes, and any name of a folder for
+        the layout folder.
+    classes: their names by label or their number; for the layout folder only, which needs them.
+    ignore_index: for the layout folder, the value in its masks that means "no label". 0: the classes begin at 1, as
+        in ADE20K; else it must follow the values of the classes. None: every pixel has a label.
+    skip_corrupt: leave out images without a mask and masks without an image, and tell ``notify`` how many and which.
+        Files that cannot be read are for `find_corrupt`.
+    """
+    check_option("layout", layout, LAYOUTS)
+    root = Path(root)
+    if layout == "folder":
+        names = _class_names(classes)
+        values = _values_of_classes(len(names), ignore_index)
+        image_folder, mask_folder = _find_folders(root, split)
+        pairs = _pair(image_folder, mask_folder, skip=skip_corrupt, notify=notify)
+        return SemanticFiles(pairs, names, values)
+    if classes is not None or ignore_index is not None:
+        given = f"classes {classes!r}" if classes is not None else f"ignore_index {ignore_index}"
+        raise UserError(f"classes and ignore_index are for the layout folder, {layout} has its own; got {given}")
+    if layout == "ade20k":
+        check_option("split", split, ADE20K_SPLITS)
+        folder = ADE20K_SPLITS[split]
+        pairs = _pair(root / "images" / folder, root / "annotations" / folder, skip=skip_corrupt, notify=notify)
+        return SemanticFiles(pairs, ADE20K, _values_of_classes(len(ADE20K), 0))
+    check_option("split", split, CITYSCAPES_SPLITS)
+    pairs = _pair(
+        root / "leftImg8bit" / split,
+        root / "gtFine" / split,
+        image_endings=("_leftImg8bit.png",),
+        mask_ending="_gtFine_labelIds.png",
+        skip=skip_corrupt,
+        notify=notify,
+    )
+    return SemanticFiles(pairs, [known.name for known in CITYSCAPES], _values_of_cityscapes())
+
+
+def _class_names(classes: Sequence[str] | int | None) -> tuple[str, ...]:
+    if classes is None:
+        raise UserError("the layout folder needs classes, their names by label or their number; got None")
+    if isinstance(classes, int):
+        check_class_count(classes)
+        return tuple(str(label) for label in range(classes))
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise UserError(f"classes must be a list of names or a number, got {classes!r}")
+    check_class_count(len(classes))
+    twice = sorted(name for name in set(classes) if list(classes).count(name) > 1)
+    if twice:
+        raise UserError(f"classes must have different names, got {twice[0]!r} twice")
+    return tuple(classes)
+
+
+def _values_of_classes(count: int, ignore_index: int | None) -> Values:
+    """Classes one after the other, from 1 on if 0 means "no label"."""
+    first = 0
+    if ignore_index is not None:
+        check_integer("ignore_index", ignore_index, 0)
+        if ignore_index > 255 or 0 < ignore_index < count:
+            raise UserError(f"ignore_index must be 0 or lie between {count} (classes) and 255, got {ignore_index}")
+        first = int(ignore_index == 0)
+    labels = np.full(256, IGNORE, np.uint8)
+    labels[first : first + count] = np.arange(count)
+    known = labels != IGNORE
+    rule = f"{first} to {first + count - 1} (classes)"
+    if ignore_index is not None:
+        known[ignore_index] = True
+        rule += f" or {ignore_index} (no label)"
+    return Values(labels, known, rule)
+
+
+def _values_of_cityscapes() -> Values:
+    labels = np.full(256, IGNORE, np.uint8)
+    labels[[known.id for known in CITYSCAPES]] = np.arange(len(CITYSCAPES))
+    known = np.arange(256) < CITYSCAPES_IDS
+    # a licence plate's id is -1, which is 255 in a byte
+    known[255] = True
+    return Values(labels, known, f"0 to {CITYSCAPES_IDS - 1} (label ids) or 255 (no label)")
+
+
+def _find_folders(root: Path, split: str) -> tuple[Path, Path]:
+    """Of images and of masks in the layout folder."""
+    if not isinstance(split, str) or not split:
+        raise UserError(f"split must be the name of a folder, got {split!r}")
+    candidates = [(root / split, root / f"{split}annot"), (root / "images" / split, root / "masks" / split)]
+    for images, masks in candidates:
+        if images.is_dir() and masks.is_dir():
+            return images, masks
+    expected = " or ".join(f"{images} with {masks}" for images, masks in candidates)
+    missing = [str(folder) for pair in candidates for folder in pair if not folder.is_dir()]
+    raise UserError(f"{root} has no images for the split {split!r}: expected {expected}; missing {', '.join(missing)}")
+
+
+def _pair(
+    image_folder: Path,
+    mask_folder: Path,
+    *,
+    image_endings: Sequence[str] | None = None,
+    mask_ending: str = ".png",
+    skip: bool,
+    notify: Callable[[str], None],
+) -> list[tuple[str, str]]:
+    """Paths of images and of their masks, whose names agree but for the ending, sorted.
+
+    skip: leave out what has no partner, or several.
+    """
+    endings = tuple(image_endings or get_img_extensions())
+    for folder in (image_folder, mask_folder):
+        if not folder.is_dir():
+            raise UserError(f"{folder} must be a folder that holds images or masks; it does not exist")
+    images, others = _files(image_folder, endings)
+    masks, _ = _files(mask_folder, (mask_ending,))
+    if not images:
+        raise UserError(f"{image_folder} holds no images: expected *{', *'.join(endings)}")
+    if others:
+        logger.warning("%d files in %s are no images (%s) and are not read", others, image_folder, ", ".join(endings))
+    problems = [f"{paths[1]} has the name of {paths[0]}" for paths in images.values() if len(paths) > 1]
+    problems += [
+        f"{paths[0]} has no mask {mask_folder / (key + mask_ending)}"
+        for key, paths in images.items()
+        if key not in masks
+    ]
+    problems += [f"mask {paths[0]} has no image in {image_folder}" for key, paths in masks.items() if key not in images]
+    if problems:
+        found = "; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else "")
+        rule = "every image must have one mask and every mask one image"
+        if not skip:
+            raise UserError(f"{rule}, {len(problems)} do not: {found}; leave them out by --skip-corrupt")
+        notify(f"{rule}, {len(problems)} do not and are left out: {found}")
+    whole = [key for key in sorted(images) if len(images[key]) == 1 and key in masks]
+    if not whole:
+        raise UserError(f"none of the {len(images)} images in {image_folder} has one mask in {mask_folder}")
+    return [(images[key][0], masks[key][0]) for key in whole]
+
+
+def _files(folder: Path, endings: Sequence[str]) -> tuple[dict[str, list[str]], int]:
+    """Files by their path below ``folder`` without the ending, and how many have another ending."""
+    found, others = defaultdict(list), 0
+    for directory, subfolders, names in os.walk(folder, followlinks=True):
+        subfolders.sort()
+        # macOS leaves ._name.png files, which are not images
+        for name in sorted(name for name in names if not name.startswith(".")):
+            path = Path(directory, name)
+            ending = next((ending for ending in endings if name.lower().endswith(ending.lower())), None)
+            if ending is None:
+                others += 1
+                continue
+            found[str(path.relative_to(folder))[: -len(ending)]].append(str(path))
+    return found, others
+
+
+def _decode(name: str, content: bytes) -> Image.Image:
+    with decoding(name):
+        return decode(io.BytesIO(content))
+
+
+def _read_mask(name: str) -> NDArray[np.uint8]:
+    """The bytes of a mask [H, W]; of a palette's its indices."""
+    content = Path(name).read_bytes()
+    mask = _decode(name, content)
+    rule = "a mask must be a PNG of one 8-bit channel or of palette indices"
+    if mask.format != "PNG":
+        raise CorruptMaskError(name, f"{rule}, it is {mask.format}")
+    # of the file's header: Pillow stretches grey of fewer bits to 0..255, which changes the labels
+    bits = content[24]
+    if mask.mode not in ("L", "P") or (mask.mode == "L" and bits != 8):
+        raise CorruptMaskError(name, f"{rule}, its mode is {mask.mode} of {bits} bits")
+    return np.asarray(mask)

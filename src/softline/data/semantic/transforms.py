@@ -1,0 +1,207 @@
+"""From a Pillow image and its labels to a normalised float32 tensor [3, H, W] and int64 labels [H, W].
+
+Training follows mmsegmentation's pipeline: random scale, crop, flip, colours, then padding. It differs in details:
+
+- images are antialiased where they shrink, and labels take the pixel whose centre is nearest, which keeps them in place
+  on the image; mmsegmentation does not antialias and takes the pixel to the upper left
+- brightness is multiplied by 1 +- 1/8 at most, where mmsegmentation adds +- 32 of 255
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from softline.checks import check_integer
+from softline.data.images.transforms import IMAGENET_MEAN, IMAGENET_STD, check_part
+from softline.data.semantic.classes import IGNORE
+from softline.errors import UserError
+
+SemanticTransform = Callable[[Image.Image, NDArray[np.uint8]], tuple[Tensor, Tensor]]
+TRIES = 10
+"""How often a crop that one class fills is drawn again."""
+
+
+def semantic_train_transform(
+    crop: tuple[int, int],
+    *,
+    scale: tuple[float, float] = (0.5, 2.0),
+    base_size: tuple[int, int] | None = None,
+    largest_share: float = 0.75,
+    hflip: float = 0.5,
+    distort: bool = True,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+) -> SemanticTransform:
+    """Random scale, crop, flip and colours; what is smaller than the crop is padded to the right and below.
+
+    crop: (height, width) of the result.
+    scale: least and greatest factor.
+    base_size: (short side, long side) into which the image is fitted before it is scaled; None keeps its own.
+    largest_share: the part of a crop's labelled pixels that one class may fill. Another crop is drawn else, up to 10
+        times; the last one is taken as it is. 1 takes the first.
+    distort: brightness, contrast, saturation and hue, each with probability 1/2.
+
+    Padding is 0 in the image, which is the mean colour, and IGNORE in the labels.
+    """
+    _check_sides("crop", crop)
+    if base_size is not None:
+        _check_sides("base_size", base_size)
+        if base_size[0] > base_size[1]:
+            raise UserError(f"base_size must be (short side, long side), got {base_size}")
+    if len(scale) != 2 or not 0 < scale[0] <= scale[1]:
+        raise UserError(f"scale must be (least, greatest) with 0 < least <= greatest, got {scale}")
+    check_part("largest_share", largest_share)
+    check_part("hflip", hflip)
+    _check_colours(mean, std)
+    steps = [
+        RandomScale(scale, base_size),
+        MixedCrop(crop, largest_share),
+        v2.RandomHorizontalFlip(hflip),
+        *([colour_distortion()] if distort else []),
+        *_normalise(mean, std),
+        PadTo(crop),
+    ]
+    return _Pair(v2.Compose(steps))
+
+
+def semantic_eval_transform(
+    *,
+    short_side: int | None = None,
+    long_side: int | None = None,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+) -> SemanticTransform:
+    """The whole image; its labels keep their own size, to which a prediction is resized.
+
+    short_side: of the image after resizing; None keeps its size.
+    long_side: the most that the long side may become, for a short side less than ``short_side`` if need be.
+    """
+    _check_colours(mean, std)
+    if short_side is None:
+        if long_side is not None:
+            raise UserError(f"long_side bounds what short_side resizes to, which is None; got {long_side}")
+        return _Pair(v2.Compose(_normalise(mean, std)))
+    check_integer("short_side", short_side, 1)
+    if long_side is not None:
+        check_integer("long_side", long_side, short_side)
+    return _Pair(v2.Compose([ShortSide(short_side, long_side), *_normalise(mean, std)]))
+
+
+class _Pair:
+    """Applies a transform of torchvision to an image and its labels together."""
+
+    def __init__(self, transform: v2.Transform) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Image.Image, labels: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+        pixels, mask = self.transform(
+            tv_tensors.Image(v2.functional.pil_to_tensor(image)),  # uint8 [3, H, W]
+            tv_tensors.Mask(torch.from_numpy(labels)[None]),  # uint8 [1, H, W]
+        )
+        return pixels.as_subclass(Tensor).contiguous(), mask.as_subclass(Tensor)[0].contiguous()
+
+
+class RandomScale:
+    """Resize by a random factor, uniform between two bounds."""
+
+    def __init__(self, scale: tuple[float, float], base_size: tuple[int, int] | None) -> None:
+        self.scale, self.base_size = scale, base_size
+
+    def __call__(self, image: tv_tensors.Image, labels: tv_tensors.Mask) -> tuple[tv_tensors.Image, tv_tensors.Mask]:
+        sides = image.shape[-2:]
+        factor = float(torch.empty(()).uniform_(*self.scale))
+        if self.base_size is not None:
+            short, long = self.base_size
+            factor *= min(short / min(sides), long / max(sides))
+        # a strip of one pixel scaled by a half still has one
+        size = [max(round(side * factor), 1) for side in sides]
+        resized = v2.functional.resize(labels.as_subclass(Tensor), size, v2.InterpolationMode.NEAREST_EXACT)
+        return v2.functional.resize(image, size), tv_tensors.Mask(resized)
+
+
+class MixedCrop:
+    """Cut out a random part of which no class fills more than ``largest_share``, if some tries find one.
+
+    Along a side shorter than the crop's everything is kept.
+    """
+
+    def __init__(self, crop: tuple[int, int], largest_share: float) -> None:
+        self.crop, self.largest_share = crop, largest_share
+
+    def __call__(self, image: tv_tensors.Image, labels: tv_tensors.Mask) -> tuple[tv_tensors.Image, tv_tensors.Mask]:
+        height, width = (min(side, crop) for side, crop in zip(labels.shape[-2:], self.crop, strict=True))
+        for _ in range(1 + TRIES):
+            top = int(torch.randint(labels.shape[-2] - height + 1, ()))
+            left = int(torch.randint(labels.shape[-1] - width + 1, ()))
+            part = v2.functional.crop(labels, top, left, height, width)
+            if share_of_largest(part) <= self.largest_share:
+                break
+        return v2.functional.crop(image, top, left, height, width), part
+
+
+class PadTo:
+    """Fill up to a size on the right and below."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.size = size
+
+    def __call__(self, image: tv_tensors.Image, labels: tv_tensors.Mask) -> tuple[tv_tensors.Image, tv_tensors.Mask]:
+        below, right = (size - side for size, side in zip(self.size, labels.shape[-2:], strict=True))
+        padding = [0, 0, right, below]
+        return v2.functional.pad(image, padding, fill=0), v2.functional.pad(labels, padding, fill=IGNORE)
+
+
+class ShortSide:
+    """Resize the image alone."""
+
+    def __init__(self, short_side: int, long_side: int | None) -> None:
+        self.short_side, self.long_side = short_side, long_side
+
+    def __call__(self, image: tv_tensors.Image, labels: tv_tensors.Mask) -> tuple[tv_tensors.Image, tv_tensors.Mask]:
+        short, long = sorted(image.shape[-2:])
+        factor = self.short_side / short
+        if self.long_side is not None:
+            factor = min(factor, self.long_side / long)
+        size = [max(round(side * factor), 1) for side in image.shape[-2:]]
+        return v2.functional.resize(image, size), labels
+
+
+def share_of_largest(labels: Tensor) -> float:
+    """The part of the labelled pixels that the most frequent class fills; 1 if no pixel is labelled."""
+    counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[:IGNORE]
+    return float(counts.max() / counts.sum()) if counts.any() else 1.0
+
+
+def colour_distortion() -> v2.Transform:
+    """Each change with probability 1/2, contrast before or after the others."""
+    brightness, contrast, saturation, hue = (
+        v2.RandomApply([v2.ColorJitter(**options)], p=0.5)
+        for options in ({"brightness": 1 / 8}, {"contrast": 0.5}, {"saturation": 0.5}, {"hue": 0.1})
+    )
+    colours = [saturation, hue]
+    order = v2.RandomChoice([v2.Compose([contrast, *colours]), v2.Compose([*colours, contrast])])
+    return v2.Compose([brightness, order])
+
+
+def _normalise(mean: Sequence[float], std: Sequence[float]) -> list[Any]:
+    dtypes = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
+    return [v2.ToDtype(dtypes, scale=True), v2.Normalize(mean, std)]
+
+
+def _check_sides(name: str, sides: tuple[int, int]) -> None:
+    if isinstance(sides, int) or len(sides) != 2:
+        raise UserError(f"{name} must be two numbers of pixels, got {sides}")
+    for side in sides:
+        check_integer(name, side, 1)
+
+
+def _check_colours(mean: Sequence[float], std: Sequence[float]) -> None:
+    if len(mean) != 3 or len(std) != 3 or not all(value > 0 for value in std):
+        raise UserError(f"mean and std must have 3 numbers, those of std positive; got {mean} and {std}")

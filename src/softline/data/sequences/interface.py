@@ -1,0 +1,98 @@
+"""Labelled sequences of tokens: what every task of the Long Range Arena (https://arxiv.org/abs/2011.04006) is made of.
+
+Token ids are 1 to ``vocabulary - 1``; 0 is padding.
+"""
+
+from collections.abc import Callable
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from softline.errors import UserError
+
+Tokens = NDArray[np.uint16]
+Notify = Callable[[str], None]
+Split = Literal["train", "val", "test"]
+# fewer than this are too much alike from one epoch to the next, more differ too much in length
+GROUP_BATCHES = 32
+
+
+class SequenceError(UserError):
+    """A sample that is not what its task expects."""
+
+
+@runtime_checkable
+class SequenceSource(Protocol):
+    """Sequences that can be read in any order, by several processes."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names by label."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a sequence."""
+
+    @property
+    def parts(self) -> int:
+        """Sequences of a sample: 1, or 2 that are compared."""
+
+    def __len__(self) -> int: ...
+
+    def load(self, index: int) -> tuple[tuple[Tokens, ...], int]:
+        """The sequences of a sample, [length] each, at least one token long, and its label; `SequenceError` if it is
+        no good."""
+
+    def lengths(self) -> NDArray[np.int64] | None:
+        """Tokens of each sample, of its longest sequence; None if only reading it tells."""
+
+    def name(self, index: int) -> str:
+        """Where the sample lies: file and line."""
+
+
+def length_groups(lengths: NDArray[np.int64], batch_size: int) -> list[int]:
+    """A number for each sample; those with the same one are alike in length, and about GROUP_BATCHES batches."""
+    groups = max(len(lengths) // (GROUP_BATCHES * batch_size), 1)
+    ranks = np.empty(len(lengths), np.int64)
+    ranks[np.argsort(lengths, kind="stable")] = np.arange(len(lengths))
+    return (ranks * groups // len(lengths)).tolist()
+
+
+class SequenceSamples(Dataset[tuple[tuple[Tensor, ...], int]]):
+    """Sequences of a source as int64 tensors [length], and labels, by index or by (epoch, index): nothing is random.
+
+    by_length: the shortest first, if the source tells lengths: batches that follow this order have little padding.
+    """
+
+    def __init__(self, source: SequenceSource, *, by_length: bool = False) -> None:
+        self.source = source
+        lengths = source.lengths() if by_length else None
+        self.order = None if lengths is None else np.argsort(lengths, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[tuple[Tensor, ...], int]:
+        place = key[1] if isinstance(key, tuple) else key
+        index = place if self.order is None else int(self.order[place])
+        parts, label = self.source.load(index)
+        for part in parts:
+            self._check(part, index)
+        return tuple(torch.from_numpy(part.astype(np.int64)) for part in parts), label
+
+    def _check(self, tokens: Tokens, index: int) -> None:
+        most, vocabulary = self.source.max_length, self.source.vocabulary
+        if not 0 < len(tokens) <= most:
+            raise SequenceError(
+                f"{self.source.name(index)}: a sequence must have 1 to {most} tokens, it has {len(tokens)}"
+            )
+        if tokens.max() >= vocabulary:
+            raise SequenceError(f"{self.source.name(index)}: token ids must be below {vocabulary}, got {tokens.max()}")

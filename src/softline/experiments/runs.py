@@ -1,0 +1,95 @@
+"""A training as part of a larger comparison: done once in its directory, and read from there when it is asked again."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from softline.checks import check_integer
+from softline.engine.events import Event, Notice
+from softline.engine.nonfinite import NonFiniteError
+from softline.engine.reading import differing_keys, read_recipe, to_dict
+from softline.engine.recipe import Recipe
+from softline.engine.train import TrainResult, train
+from softline.errors import UserError
+from softline.files import make_directory, write_json
+
+RESULT = "result.json"
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run is over."""
+
+    run: Any
+    """Its result; ``text`` says it in a few words."""
+    reused: bool
+    """It was so already."""
+
+
+TellRun: TypeAlias = Callable[[Event | Finished], None]
+
+
+def run_once(recipe: Recipe, run: Callable[[], R], read: Callable[[Mapping[str, Any]], R], tell: TellRun) -> R:
+    """What ``run`` gives, a dataclass, which is then kept in the recipe's directory; or what is kept there already.
+
+    read: from the dataclass's plain content back to it.
+    """
+    directory = Path(recipe.output)
+    kept = _read_result(directory, recipe)
+    if kept is not None:
+        result = read(kept)
+    else:
+        make_directory(directory)
+        result = run()
+        plain: Any = result
+        write_json(directory / RESULT, {"recipe": to_dict(recipe), "run": dataclasses.asdict(plain)})
+    tell(Finished(result, kept is not None))
+    return result
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError(f"seeds must be different whole numbers, at least one, got {list(seeds)}")
+    for seed in seeds:
+        check_integer("seed", seed, 0)
+
+
+def is_finished(recipe: Recipe) -> bool:
+    """Whether the result of this recipe is kept in its directory."""
+    return _read_result(Path(recipe.output), recipe) is not None
+
+
+def train_or_diverge(recipe: Recipe, tell: TellRun) -> TrainResult | NonFiniteError:
+    """Train, or go on with a training that was interrupted; KeyboardInterrupt if a signal stops it."""
+    try:
+        result = train(recipe, resume=True, listeners=[lambda event: _pass_on(event, tell)])
+    except NonFiniteError as error:
+        return error
+    if not result.finished:
+        raise KeyboardInterrupt
+    return result
+
+
+def _pass_on(event: Event, tell: TellRun) -> None:
+    # that there is nothing to resume is no news here
+    if not (isinstance(event, Notice) and event.routine):
+        tell(event)
+
+
+def _read_result(directory: Path, recipe: Recipe) -> Mapping[str, Any] | None:
+    path = directory / RESULT
+    if not path.exists():
+        return None
+    content = json.loads(path.read_text())
+    changed = differing_keys(read_recipe(content["recipe"], where=str(path)), recipe)
+    if changed:
+        raise UserError(
+            f"{directory} was trained by another recipe, which differs in {', '.join(changed)}: "
+            "name another directory by --output"
+        )
+    kept: Mapping[str, Any] = content["run"]
+    return kept

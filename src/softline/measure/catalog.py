@@ -1,0 +1,76 @@
+"""Every softline model with its size, its cost, and the accuracy that its paper reports."""
+
+from fnmatch import fnmatch
+from typing import NamedTuple
+
+import timm
+import torch
+
+from softline.backbones import MODEL_NAMES
+from softline.errors import UserError
+from softline.measure.counting import count_macs
+
+# ImageNet-1K top-1 as the papers (journal tables; the releases' own tables for their models) report it
+REPORTED_TOP1 = {
+    "soft_tiny": 80.9,
+    "soft_small": 82.5,
+    "soft_medium": 83.2,
+    "soft_large": 83.6,
+    "softpp_tiny": 80.9,
+    "softpp_small": 82.6,
+    "softpp_medium": 83.7,
+    "softpp_large": 84.1,
+    "soft_release_tiny": 79.3,
+    "soft_release_small": 82.2,
+    "soft_release_medium": 82.9,
+    "soft_release_large": 83.1,
+    "soft_release_huge": 83.3,
+    "softpp_release_tiny": 79.4,
+    "softpp_release_small": 82.4,
+    "softpp_release_medium": 83.1,
+    "softpp_release_large": 83.3,
+    "softpp_release_huge": 83.4,
+    "inline_deit_tiny": 74.5,
+    "inline_deit_small": 80.2,
+    "inline_deit_base": 82.3,
+    "inline_pvt_tiny": 78.2,
+    "inline_pvt_small": 82.0,
+    "inline_pvt_medium": 83.2,
+    "inline_pvt_large": 83.6,
+    "inline_swin_tiny": 82.4,
+    "inline_swin_small": 83.6,
+    "inline_swin_base": 84.1,
+    "inline_cswin_tiny": 83.2,
+    "inline_cswin_small": 83.8,
+    "inline_cswin_base": 84.5,
+    "inline_cswin_base_384": 85.7,
+}
+
+
+class ModelCard(NamedTuple):
+    name: str
+    image_size: int
+    parameters: int
+    macs: int
+    """Multiply-adds of one image of that size, Newton iterations included."""
+    reported_top1: float | None
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of softline's models that match a shell pattern."""
+    names = [name for name in MODEL_NAMES if fnmatch(name, pattern)]
+    if not names:
+        raise UserError(f"no model matches {pattern!r}; the models are {', '.join(MODEL_NAMES)}")
+    return names
+
+
+def describe(name: str) -> ModelCard:
+    """Size and cost of a model, counted without allocating or computing it."""
+    model = timm.create_model(name, device="meta").eval()
+    cfg = timm.get_pretrained_cfg(name)
+    assert cfg is not None, "every registered model has a configuration"
+    size = cfg.input_size
+    image = torch.empty(1, *size, device="meta")
+    macs = count_macs(lambda: model(image))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return ModelCard(name, size[-1], parameters, macs, REPORTED_TOP1.get(name))

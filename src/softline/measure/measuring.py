@@ -1,0 +1,189 @@
+"""Measure cases: memory each in a process of its own, time in turns with a matrix product that tells the peak."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import torch
+
+from softline.measure.cases import DTYPES, Case, Mode, Setting, prepare
+from softline.measure.counting import count_macs
+from softline.measure.failures import CASE_ERRORS, failure_text
+from softline.measure.memory import Memory
+from softline.measure.turns import Timing, take_turns
+
+Meter: TypeAlias = Callable[[Case, int, Mode, Setting], Memory | str]
+"""Memory of a case, or why it cannot be had."""
+
+# a name that no case has
+PRODUCT = " matrix product"
+PRODUCT_SIDE = 1024
+# far above what the clock and a call cost
+LEAST_SECONDS = 0.005
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case at one size in one mode; None is what was not measured."""
+
+    case: str
+    mode: Mode
+    size: int
+    label: str
+    """The size for people."""
+    tokens: int
+    milliseconds: float | None = None
+    """Median of the rounds."""
+    spread: float | None = None
+    """Half the distance between the rounds' quartiles, in milliseconds."""
+    speedup: float | None = None
+    """How many times as fast as the baseline: the median of the rounds' ratios."""
+    macs: int | None = None
+    """Multiply-adds of matrix products and convolutions; of a training step forward and backward."""
+    gflops: float | None = None
+    """10^9 operations per second, two for each multiply-add."""
+    share: float | None = None
+    """Of what the matrix product reaches in the same rounds, in float32 or in the dtype, whichever is faster."""
+    peak_bytes: int | None = None
+    """Most that the run held at once beyond weights and inputs."""
+    process_bytes: int | None = None
+    """Most that its process held in all."""
+    rounds: tuple[float, ...] = ()
+    """Milliseconds of each."""
+    failure: str | None = None
+    """Why it could not be measured."""
+
+    @property
+    def relative_time(self) -> float | None:
+        """Time in units of the matrix product in the same rounds: a machine that slows down between two sizes slows
+        down both."""
+        return self.macs / self.share if self.macs and self.share else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """All cases at one size in one mode."""
+
+    size: int
+    mode: Mode
+    rows: tuple[Row, ...]
+    peak_gflops: float | None
+    """Of the matrix product; None if nothing was timed."""
+
+
+def measure(
+    cases: Sequence[Case],
+    sizes: Sequence[int],
+    *,
+    modes: Sequence[Mode] = ("infer",),
+    setting: Setting = Setting(),  # noqa: B008 (frozen)
+    rounds: int = 5,
+    meter: Meter | None = None,
+    baseline: str | None = None,
+    hear: Callable[[Row], None] = lambda row: None,
+) -> Iterator[Group]:
+    """All cases at every size in every mode, smallest size first.
+
+    A case that fails is a row that says so; one whose memory could not be measured is not timed.
+
+    rounds: in each of them every case has its turn; 0 times nothing.
+    meter: measures memory; None leaves it out.
+    baseline: the case that speeds are compared with; the first unless given.
+    hear: is told every row as soon as something is known of it, and again when more is.
+    """
+    for size in sorted(sizes):
+        for case in cases:
+            case.tokens(size)
+    for size in sorted(sizes):
+        for mode in modes:
+            rows = {}
+            for case in cases:
+                row = Row(case.name, mode, size, case.label(size), case.tokens(size))
+                rows[case.name] = row if meter is None else _with_memory(row, meter(case, size, mode, setting))
+                hear(rows[case.name])
+            peak = None
+            if rounds:
+                sound = [case for case in cases if rows[case.name].failure is None]
+                timed, peak = _time(sound, size, mode, setting, rounds)
+                base = timed.get(cases[0].name if baseline is None else baseline)
+                for name, result in timed.items():
+                    rows[name] = _with_time(rows[name], result, base, peak)
+                    hear(rows[name])
+            yield Group(size, mode, tuple(rows.values()), None if peak is None else _product_gflops(peak))
+
+
+def _with_memory(row: Row, memory: Memory | str) -> Row:
+    if isinstance(memory, str):
+        return replace(row, failure=memory)
+    return replace(row, peak_bytes=memory.peak_bytes, process_bytes=memory.process_bytes)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    timing: Timing
+    macs: int
+
+
+def _with_time(row: Row, result: _Timed | str, base: _Timed | str | None, peak: Timing) -> Row:
+    if isinstance(result, str):
+        return replace(row, failure=result)
+    timing, macs = result.timing, result.macs
+    product = PRODUCT_SIDE**3
+    return replace(
+        row,
+        milliseconds=1e3 * timing.median,
+        spread=1e3 * timing.spread,
+        speedup=timing.ratio_to(base.timing) if isinstance(base, _Timed) else None,
+        macs=macs,
+        gflops=2e-9 * macs / timing.median,
+        share=macs / product * timing.ratio_to(peak),
+        rounds=tuple(1e3 * seconds for seconds in timing.seconds),
+    )
+
+
+def _time(
+    cases: Sequence[Case], size: int, mode: Mode, setting: Setting, rounds: int
+) -> tuple[dict[str, _Timed | str], Timing]:
+    """What each case takes, or why it cannot be run, and what the faster matrix product takes between them."""
+    if setting.compiled:
+        # graphs of other sizes would make this one's shapes dynamic, and too many of them end compilation silently
+        torch._dynamo.reset()
+    runs: dict[str, Callable[[], object]] = {}
+    macs: dict[str, int] = {}
+    failures: dict[str, _Timed | str] = {}
+    for case in cases:
+        try:
+            eager, run = prepare(case, size, mode, setting)
+            macs[case.name] = count_macs(eager)
+            run()
+        except CASE_ERRORS as error:
+            failures[case.name] = failure_text(error)
+        else:
+            runs[case.name] = run
+    products = _products(setting)
+    on_gpu = torch.device(setting.device).type == "cuda"
+    timings = take_turns(
+        {**runs, **products},
+        rounds,
+        wait=partial(torch.cuda.synchronize, setting.device) if on_gpu else lambda: None,
+        warm_ups=3 if setting.compiled else 1,
+        least_seconds=LEAST_SECONDS,
+    )
+    timed: dict[str, _Timed | str] = {name: _Timed(timings[name], macs[name]) for name in runs}
+    return {**timed, **failures}, min((timings[name] for name in products), key=lambda timing: timing.median)
+
+
+def _products(setting: Setting) -> dict[str, Callable[[], object]]:
+    """In float32, as operators may compute in it whatever the dtype, and in the dtype."""
+    factor = torch.randn(PRODUCT_SIDE, PRODUCT_SIDE, device=setting.device)
+    dtypes = dict.fromkeys(("float32", setting.dtype))
+    return {f"{PRODUCT} {name}": _square(factor.to(DTYPES[name])) for name in dtypes}
+
+
+def _square(factor: torch.Tensor) -> Callable[[], object]:
+    return lambda: factor @ factor
+
+
+def _product_gflops(peak: Timing) -> float:
+    return 2e-9 * PRODUCT_SIDE**3 / max(peak.median, 1e-12)

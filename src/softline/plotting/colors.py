@@ -1,0 +1,43 @@
+"""One colour and one label for each attention, in every figure and report."""
+
+from collections.abc import Sequence
+
+COLORS = {"softmax": "#8c8c8c", "softpp": "#0b6e99", "inline": "#d9622b"}
+
+
+LABELS = {
+    "softmax": "softmax",
+    "softmax-math": "softmax (math)",
+    "gaussian": "Gaussian",
+    "linear": "linear",
+    "reformer": "Reformer",
+    "efficient": "Efficient",
+    "hydra": "Hydra",
+    "focused": "FLatten",
+    "soft": "SOFT",
+    "softpp": "SOFT++",
+    "inline": "InLine",
+    "linformer": "Linformer",
+    "performer": "Performer",
+    "nystrom": "Nyströmformer",
+}
+
+
+PALETTE = (
+    *("#0b6e99", "#d9622b", "#3c8d5a", "#8d5fb0", "#b8952a", "#c2487a", "#4b4b4b", "#5fb3ce"),
+    *("#8fae3c", "#8b5a3c", "#3f51a3", "#e39ac0", "#1fa88f", "#d0b090"),
+)
+
+
+def comparison_colors(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each variant; softmax, SOFT++ and InLine keep theirs in every figure, and no other has it."""
+    free = [color for color in PALETTE if color not in COLORS.values()]
+    others = [name for name in names if name not in COLORS]
+    return {name: COLORS.get(name) or free[others.index(name) % len(free)] for name in names}
+
+
+def label_of(name: str) -> str:
+    return LABELS.get(name, name)
+
+
+WARM, COOL = (217, 98, 43), (11, 110, 153)

@@ -1,0 +1,52 @@
+"""What the figures of all analyses share; needs matplotlib (extra ``explore`` or ``train``)."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from softline.files import write_whole
+
+FORMATS = ("png", "svg")
+
+
+def new_axes(lines: int, columns: int, **options: Any) -> tuple[Any, Any]:
+    """A figure and its axes [lines, columns], drawn without a screen."""
+    return plotting().subplots(lines, columns, squeeze=False, layout="constrained", **options)
+
+
+def plotting() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def tidy(axis: Any) -> None:
+    """Open at the top and the right, with a light grid behind what is drawn."""
+    axis.grid(alpha=0.25)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def log_ticks(axis: Any, values: list[int]) -> None:
+    """Logarithmic along both axes, with these ticks of x."""
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.minorticks_off()
+    axis.set_xticks(values, [f"{value:,}" for value in values])
+
+
+def save_figure(figure: Any, directory: Path, name: str) -> list[Path]:
+    """As PNG for reading and SVG for print."""
+    import matplotlib
+
+    paths = [directory / f"{name}.{kind}" for kind in FORMATS]
+    # the same numbers give the same file
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        for path, kind in zip(paths, FORMATS, strict=True):
+            metadata = {"Date": None} if kind == "svg" else None
+            write_whole(path, partial(figure.savefig, format=kind, dpi=160, metadata=metadata))
+    plotting().close(figure)
+    return paths

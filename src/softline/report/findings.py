@@ -1,0 +1,144 @@
+"""What a comparison's numbers say, in sentences that are computed from them: plain text."""
+
+from collections.abc import Mapping, Sequence
+
+from softline.experiments.compare import Row
+from softline.measure.growth import growth_exponent
+from softline.measure.scaling import ScalingRow
+from softline.plotting.colors import LABELS
+from softline.report.examples import Example
+
+
+def label_of(name: str) -> str:
+    return LABELS.get(name, name)
+
+
+def uncertainty(rows: Sequence[Row], test_images: int) -> str:
+    """How far apart two accuracies must be to mean something."""
+    best = max((row.mean for row in rows if row.mean is not None), default=None)
+    if best is None:
+        return ""
+    error = 100 * (best * (1 - best) / test_images) ** 0.5
+    return (
+        f"On {test_images:,} test images an accuracy of {100 * best:.0f} % has a standard error of {error:.1f} points: "
+        "smaller differences mean nothing here."
+    )
+
+
+def switched_off(rows: Sequence[Row], without: Mapping[str, float]) -> str:
+    """Whether the accuracies say anything about the attention."""
+    gains = {row.name: row.mean - without[row.name] for row in rows if row.mean is not None and row.name in without}
+    if not gains:
+        return ""
+    parts = [f"{label_of(name)} {signed(100 * gain, '+.1f')}" for name, gain in gains.items()]
+    verdict = (
+        "So these accuracies show that every variant trains, not which attention is better: here the convolutions do "
+        "the work."
+        if max(gains.values()) < 0.03
+        else "That is what the trained network owes to it."
+    )
+    return (
+        "Attention off is the trained network with all that its attention gathers replaced by zeros; a class token, if "
+        "the classifier reads one, then sees nothing of the image. "
+        f"Points that the attention adds: {', '.join(parts)}. {verdict}"
+    )
+
+
+def small_images(rows: Sequence[Row], image_size: int, tokens: int | None) -> str:
+    """What the other attentions gain over the first at the size that was trained."""
+    baseline, *others = rows
+    if not others:
+        return ""
+    speeds = [
+        f"{label_of(row.name)} trains at {row.cost.train_per_second / baseline.cost.train_per_second:.2f} times"
+        for row in others
+    ]
+    counted = "" if tokens is None else f" ({tokens} tokens)"
+    return (
+        f"At {image_size} x {image_size} pixels{counted} linear cost has next to nothing to save: "
+        f"{enumerated(speeds)} the speed of {label_of(baseline.name)}. What it is for comes with larger images."
+    )
+
+
+def crossings(rows: Sequence[ScalingRow]) -> str:
+    """From which size on each attention is faster than the first, and by how much at the largest."""
+    (first, baseline), *others = _by_attention(rows).items()
+    return " ".join(_crossing(label_of(name), group, label_of(first), baseline) for name, group in others)
+
+
+def _crossing(name: str, group: Sequence[ScalingRow], first: str, baseline: Sequence[ScalingRow]) -> str:
+    gains = [base.milliseconds / row.milliseconds for base, row in zip(baseline, group, strict=True)]
+    start = next((index for index in range(len(gains)) if min(gains[index:]) > 1), None)
+    if start is None:
+        return f"{name} was faster than {first} at none of these sizes."
+    size, largest = group[start].image_size, group[-1].image_size
+    memory = baseline[-1].peak_bytes / max(group[-1].peak_bytes, 1)
+    return (
+        f"{name} was faster than {first} from {size} x {size} pixels ({group[start].tokens:,} tokens) on; at "
+        f"{largest} x {largest} it took {milliseconds(group[-1])} instead of {milliseconds(baseline[-1])} "
+        f"({gains[-1]:.3g} times as fast), with {memory_ratio(memory)}."
+    )
+
+
+def exponents(rows: Sequence[ScalingRow]) -> str:
+    """How operations grow between the two largest sizes, where what does not grow counts least."""
+    parts = []
+    for name, group in _by_attention(rows).items():
+        if len(group) < 2:
+            return ""
+        power = growth_exponent([row.tokens for row in group[-2:]], [row.macs for row in group[-2:]])
+        parts.append(f"{power:.2f} for {label_of(name)}")
+    return f"Between the two largest sizes operations grow as the number of tokens to the power of {enumerated(parts)}."
+
+
+def faint_weights(examples: Sequence[Example]) -> str:
+    """Which attentions pass on next to nothing in these maps."""
+    sentences = []
+    for name in examples[0].maps:
+        largest = max(abs(float(example.maps[name].row.sum())) for example in examples)
+        if largest < 0.01:
+            sentences.append(
+                f"The weights of {label_of(name)} add up to at most {largest:.1g} in these rows, where a row of "
+                "softmax adds up to 1: after so short a training this layer's attention passes on next to nothing, "
+                "and the colours only show how that is divided."
+            )
+    return " ".join(sentences)
+
+
+def negative_weights(examples: Sequence[Example]) -> str:
+    """Which attentions have weights below zero in these maps."""
+    names = [
+        label_of(name)
+        for name in examples[0].maps
+        if any(float(example.maps[name].row.min()) < 0 for example in examples)
+    ]
+    return f"Weights below zero, which softmax cannot have, occur here in {enumerated(names)}." if names else ""
+
+
+def _by_attention(rows: Sequence[ScalingRow]) -> dict[str, list[ScalingRow]]:
+    names = dict.fromkeys(row.attention for row in rows)
+    return {name: [row for row in rows if row.attention == name] for name in names}
+
+
+# numbers as text
+
+
+def milliseconds(row: ScalingRow) -> str:
+    return f"{row.milliseconds:,.0f} ms" if row.milliseconds >= 100 else f"{row.milliseconds:.3g} ms"
+
+
+def memory_ratio(ratio: float) -> str:
+    return f"{1 / ratio:.0%} of the memory" if ratio >= 1.5 else f"{1 / ratio:.1f} times the memory"
+
+
+def percent(fraction: float | None) -> str:
+    return "diverged" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def signed(value: float, form: str = ".3g") -> str:
+    return f"{value:{form}}".replace("-", "\N{MINUS SIGN}")
+
+
+def enumerated(parts: Sequence[str]) -> str:
+    """As a sentence does."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

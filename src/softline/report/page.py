@@ -1,0 +1,265 @@
+"""A comparison as one HTML file that needs nothing else: table, learning curves, costs, heat maps, what they mean."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from softline.experiments.compare import Comparison, Row
+from softline.measure.scaling import ScalingRow
+from softline.plotting.colors import COLORS
+from softline.report.examples import Example, HeatMap
+from softline.report.figures import color_of, cost_panels, heat_map_svg, learning_panels
+from softline.report.findings import (
+    crossings,
+    enumerated,
+    exponents,
+    faint_weights,
+    label_of,
+    negative_weights,
+    percent,
+    signed,
+    small_images,
+    switched_off,
+    uncertainty,
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    comparison: Comparison
+    """The first row is what the others are compared with."""
+    scaling: Sequence[ScalingRow]
+    examples: Sequence[Example]
+    command: str
+    seconds: float
+    """From the start of the command to the report."""
+    without_attention: Mapping[str, float] = field(default_factory=dict)
+    """Top-1 of 0 to 1 of the trained models with their attention switched off, by row."""
+    reused: Sequence[str] = ()
+    """Rows that an earlier command had trained already."""
+
+
+def render(report: Report) -> str:
+    """The page. Needs matplotlib."""
+    style = (files("softline") / "bench" / "report.css").read_text()
+    title = escape(report.comparison.title)
+    sections = [_headline(report), _table(report), _learning(report), _costs(report), _maps(report), _footer()]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title} - softline</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        + "\n".join(section for section in sections if section)
+        + "\n</body>\n</html>\n"
+    )
+
+
+# sections
+
+
+def _headline(report: Report) -> str:
+    comparison, recipe = report.comparison, report.comparison.recipe
+    cards = "".join(
+        f'<div class="score" style="{_hue(row.name, report)}"><span class="name">{escape(label_of(row.name))}</span>'
+        f"<b>{percent(row.mean)}</b><span>top-1 on the test images</span></div>"
+        for row in comparison.rows
+    )
+    machine = comparison.environment
+    epochs = recipe["schedule"]["epochs"]
+    facts = {
+        "Command": f"<code>{escape(report.command)}</code>",
+        "Model": f"<code>{escape(recipe['model']['name'])}</code>, {_parameters(comparison.rows)} parameters, "
+        f"trained from scratch for {epochs:g} epochs, seed {', '.join(map(str, comparison.seeds))}",
+        "Images": escape(_data(recipe["data"])),
+        "Machine": escape(f"{machine['cpu']}, {machine['cores']} cores"),
+        "Versions": escape(f"softline {machine['softline']}, torch {machine['torch']}, Python {machine['python']}"),
+        "Took": f"{report.seconds:.0f} seconds in all" + _reused(report.reused),
+    }
+    listed = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts.items())
+    names = [label_of(row.name) for row in comparison.rows]
+    return (
+        f"<h1>{escape(comparison.title)}</h1>\n"
+        '<p class="lead">The same network, trained on the same images in the same way with '
+        f"{escape(enumerated(names))} attention: what each learns, what it costs, and where it looks.</p>\n"
+        f'<div class="scores">{cards}</div>\n<dl>{listed}</dl>'
+    )
+
+
+def _table(report: Report) -> str:
+    rows = report.comparison.rows
+    several = len(report.comparison.seeds) > 1
+    heads = [("attention", ""), ("top-1", "test images"), ("top-1", "attention off")][
+        : 3 if report.without_attention else 2
+    ]
+    heads += [("parameters", ""), ("multiply-adds", "an image")]
+    heads += [("memory", "training, an image"), ("training", "images/s"), ("inference", "images/s")]
+    head = "".join(f"<th>{name}{f'<small>{unit}</small>' if unit else ''}</th>" for name, unit in heads)
+    body = "".join(f"<tr>{_cells(row, report)}</tr>" for row in rows)
+    return (
+        '<section>\n<h2>Side by side</h2>\n<div class="scroll"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n"
+        f'<p class="note">{_uncertainty(report)} {"± is the standard deviation over the seeds. " if several else ""}'
+        f"{_diverged(rows)}"
+        "Operations are counted, Newton iterations included. Speeds are those of the whole network on random images of "
+        f"this size, forward (inference) and forward and backward (training), on "
+        f"{_threads(report)}, measured while nothing else of this command ran.</p>\n"
+        f"<p>{escape(switched_off(rows, report.without_attention))}</p>\n"
+        f"<p>{escape(_small_images(report))}</p>\n</section>"
+    )
+
+
+def _learning(report: Report) -> str:
+    panels = "".join(learning_panels(report.comparison))
+    return (
+        f"<section>\n<h2>How they learn</h2>\n{_key(report)}"
+        f'<figure><div class="panels">{panels}</div></figure>\n'
+        '<p class="note">After each epoch: accuracy on images that were not trained on, and the mean loss of the '
+        "epoch, on randomly cropped and flipped images and smoothed labels. A short training shows that an attention "
+        "learns, and how soon; it does not show where it would end.</p>\n</section>"
+    )
+
+
+def _costs(report: Report) -> str:
+    if not report.scaling:
+        return ""
+    return (
+        f"<section>\n<h2>What one layer costs as images grow</h2>\n{_key(report)}"
+        f'<figure><div class="panels">{"".join(cost_panels(report.scaling))}</div>\n</figure>\n'
+        f"<p>{escape(crossings(report.scaling))}</p>\n"
+        '<p class="note">One attention layer of 64 channels and 2 heads on random tokens, one for each patch of 8 x 8 '
+        f"pixels; forward pass, one image, {_threads(report)}, both axes logarithmic. "
+        f"{escape(exponents(report.scaling))} A whole network also has layers that cost the same for every attention: "
+        "it gains less than one layer does.</p>\n</section>"
+    )
+
+
+def _maps(report: Report) -> str:
+    if not report.examples:
+        return ""
+    names = list(report.examples[0].maps)
+    heads = "".join(f'<div class="head">{escape(text)}</div>' for text in ["image", *map(label_of, names)])
+    cells = "".join(_example(example) for example in report.examples)
+    rows, columns = _first_map(report.examples).row.shape
+    return (
+        "<section>\n<h2>Where they look</h2>\n"
+        "<p>The framed square is one token, the brightest patch of the image. The colours tell how much it takes from "
+        "every token in the first layer: warm is more than the average, cool is less.</p>\n"
+        '<div class="scale"><span>less</span><i></i><span>more than the average</span></div>\n'
+        f'<figure><div class="maps" style="--columns: {len(names) + 1}">{heads}{cells}</div></figure>\n'
+        f"<p>{escape(faint_weights(report.examples))}</p>\n"
+        f'<p class="note">Each map is one row of the explicit attention weights, of head 1, on the grid of {rows} x '
+        f"{columns} tokens, stretched to its own largest difference from its mean; the numbers under it are the "
+        "smallest and the largest weight, so that a map that is almost even can be told from one that is not. "
+        f"{escape(negative_weights(report.examples))} The local convolutions that SOFT and InLine add to their "
+        "attention are not in the weights. The images are the first of their classes, not chosen by how they look. "
+        "A heat map shows what one layer mixes, not why the network decides as it does.</p>\n</section>"
+    )
+
+
+def _footer() -> str:
+    return (
+        "<footer>SOFT and SOFT++: "
+        '<a href="https://arxiv.org/abs/2207.03341">Softmax-free Linear Transformers</a>. InLine: '
+        '<a href="https://arxiv.org/abs/2412.06590">Bridging the Divide: Reconsidering Softmax and Linear '
+        'Attention</a>. Images: <a href="https://arxiv.org/abs/1708.07747">Fashion-MNIST</a>. '
+        "This file needs no network.</footer>"
+    )
+
+
+# pieces
+
+
+def _uncertainty(report: Report) -> str:
+    # only of these is the number known without opening them
+    embedded = report.comparison.recipe["data"]["source"] == "embedded"
+    return uncertainty(report.comparison.rows, 1000) if embedded else ""
+
+
+def _small_images(report: Report) -> str:
+    tokens = _first_map(report.examples).row.numel() if report.examples else None
+    return small_images(report.comparison.rows, report.comparison.recipe["data"]["image_size"], tokens)
+
+
+def _data(data: dict[str, Any]) -> str:
+    size = f"{data['image_size']} x {data['image_size']} pixels"
+    if data["source"] == "embedded":
+        return f"6,000 for training and 1,000 for testing of Fashion-MNIST, {size}, part of the package"
+    return f"{data['source']}, {size}"
+
+
+def _reused(names: Sequence[str]) -> str:
+    return f"; {escape(enumerated(list(map(label_of, names))))} had been trained by an earlier command" if names else ""
+
+
+def _diverged(rows: Sequence[Row]) -> str:
+    count = sum(len(row.diverged) for row in rows)
+    return f"{count} {'run' if count == 1 else 'runs'} diverged, without a result. " if count else ""
+
+
+def _cells(row: Row, report: Report) -> str:
+    spread = "" if row.spread is None else f" ± {100 * row.spread:.1f}"
+    cells = [
+        f"{_dot(row.name, report)}{escape(label_of(row.name))}",
+        percent(row.mean) + spread,
+        *([percent(report.without_attention.get(row.name))] if report.without_attention else []),
+        f"{row.cost.parameters:,}",
+        f"{row.cost.macs / 1e6:.2f} M",
+        f"{row.cost.peak_bytes / 2**20:.2f} MiB",
+        f"{row.cost.train_per_second:,.0f}",
+        f"{row.cost.infer_per_second:,.0f}",
+    ]
+    return "".join(f"<td>{cell}</td>" for cell in cells)
+
+
+def _example(example: Example) -> str:
+    plain = heat_map_svg(example, None, f"test image of class {example.label}, the token framed")
+    cells = [f"<div>{plain}<p>{escape(example.label)}</p></div>"]
+    for name, heat_map in example.maps.items():
+        drawn = heat_map_svg(example, heat_map, _describe(name, example, heat_map))
+        low, high = float(heat_map.row.min()), float(heat_map.row.max())
+        predicted = example.classes[heat_map.predicted]
+        right = predicted == example.label
+        verdict = f"{'✓' if right else '✗'} {predicted}, {100 * heat_map.probability:.0f} %"
+        cells.append(
+            f'<div>{drawn}<p class="{"right" if right else "wrong"}">{escape(verdict)}</p>'
+            f'<p class="range">{signed(low)} … {signed(high)}</p></div>'
+        )
+    return "".join(cells)
+
+
+def _describe(name: str, example: Example, heat_map: HeatMap) -> str:
+    row, column = divmod(int(heat_map.row.argmax()), heat_map.row.shape[1])
+    return (
+        f"{label_of(name)} on an image of class {example.label}: the token in row {heat_map.query[0] + 1}, column "
+        f"{heat_map.query[1] + 1} attends most to row {row + 1}, column {column + 1}"
+    )
+
+
+def _first_map(examples: Sequence[Example]) -> HeatMap:
+    return next(iter(examples[0].maps.values()))
+
+
+def _key(report: Report) -> str:
+    names = [row.name for row in report.comparison.rows]
+    entries = "".join(f"<span>{_dot(name, report)}{escape(label_of(name))}</span>" for name in names)
+    return f'<div class="key">{entries}</div>\n'
+
+
+def _dot(name: str, report: Report) -> str:
+    return f'<span class="dot" style="{_hue(name, report)}"></span>'
+
+
+def _hue(name: str, report: Report) -> str:
+    names = [row.name for row in report.comparison.rows]
+    return f"--hue: {f'var(--{name})' if name in COLORS else color_of(name, names)}"
+
+
+def _parameters(rows: Sequence[Row]) -> str:
+    counts = sorted({round(row.cost.parameters / 1000) for row in rows})
+    return f"{counts[0]:,} thousand" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} thousand"
+
+
+def _threads(report: Report) -> str:
+    count = report.comparison.environment["threads"]
+    return "1 thread" if count == 1 else f"{count} threads"

@@ -1,0 +1,91 @@
+"""One label for each image."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.data import Mixup
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from softline.engine.task import Loss
+from softline.errors import UserError
+
+
+class Classification:
+    """Cross-entropy on labels that may be smoothed and, by mixup and cutmix, mixed; top-1 and top-5 accuracy.
+
+    train_set, val_set: give (image [C, H, W], label); only what is used must be there.
+    mixup: timm's, which then also smooths.
+    """
+
+    groups: Sequence[int] | None = None
+    monitor = "top1"
+    unit = "images"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: Sequence[str],
+        *,
+        train_set: Dataset[Any] | None = None,
+        val_set: Dataset[Any] | None = None,
+        mixup: Mixup | None = None,
+        smoothing: float = 0.0,
+        channels_last: bool = False,
+    ) -> None:
+        self.model = model
+        self.train_set = train_set
+        self.val_set = val_set
+        self.classes = tuple(classes)
+        self.mixup = mixup
+        self.smoothing = smoothing
+        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+
+    def collate(self, samples: Sequence[tuple[Tensor, int]]) -> list[Tensor]:
+        batch: list[Tensor] = default_collate(list(samples))
+        return batch
+
+    def loss(self, model: nn.Module, batch: list[Tensor]) -> Loss:
+        images, labels = batch
+        if self.mixup is None:
+            targets, smoothing = labels, self.smoothing
+        else:
+            if len(images) % 2:
+                raise UserError(f"mixup and cutmix pair images: each process needs an even number, got {len(images)}")
+            # timm mixes in place
+            images, targets = self.mixup(images.clone(), labels)
+            smoothing = 0.0
+        logits = model(images.contiguous(memory_format=self.layout)).float()
+        value = F.cross_entropy(logits, targets, label_smoothing=smoothing)
+        likely = targets if targets.ndim == 1 else targets.argmax(1)
+        return Loss(value, {"accuracy": (logits.detach().argmax(1) == likely).float().mean()})
+
+    def metrics(self) -> MetricCollection:
+        count = len(self.classes)
+        return MetricCollection(
+            {
+                "top1": MulticlassAccuracy(count, top_k=1, average="micro"),
+                "top5": MulticlassAccuracy(count, top_k=min(5, count), average="micro"),
+                "loss": MeanMetric(),
+            },
+            compute_groups=False,
+        )
+
+    def update(self, metrics: MetricCollection, model: nn.Module, batch: list[Tensor], valid: int) -> None:
+        images, labels = batch
+        logits = model(images.contiguous(memory_format=self.layout)).float()[:valid]
+        labels = labels[:valid]
+        if valid:
+            metrics["top1"].update(logits, labels)
+            metrics["top5"].update(logits, labels)
+            metrics["loss"].update(F.cross_entropy(logits, labels, reduction="none"))
+
+    def details(self, metrics: MetricCollection) -> dict[str, Any]:
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        return {"classes": list(self.classes)}

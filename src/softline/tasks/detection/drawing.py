@@ -1,0 +1,66 @@
+"""Predictions drawn on photographs: boxes and masks with names, or a colour for each pixel with a legend."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+from torch import Tensor
+from torchvision.utils import draw_segmentation_masks
+
+from softline.tasks.drawing import OPACITY, _font
+
+# what an image's long side has for text and lines of their usual size
+USUAL_SIDE = 640
+
+
+def draw_detections(
+    image: Image.Image, found: dict[str, Tensor], classes: Sequence[str], colours: NDArray[np.uint8]
+) -> Image.Image:
+    """Boxes with their class and score and, where there are any, masks; the best on top.
+
+    found: boxes [n, 4] as x1, y1, x2, y2 in the image's pixels, labels [n], scores [n], masks [n, H, W] bool.
+    colours: by label, [K, 3]; they begin again if there are more classes.
+    """
+    names = [tuple(int(part) for part in colours[label % len(colours)]) for label in found["labels"].tolist()]
+    # the last drawn covers the others
+    order = list(reversed(range(len(names))))
+    drawn = image.convert("RGB")
+    if "masks" in found and order:
+        pixels = torch.from_numpy(np.array(drawn)).permute(2, 0, 1)
+        masks = draw_segmentation_masks(pixels, found["masks"][order], OPACITY, [names[place] for place in order])
+        drawn = Image.fromarray(masks.permute(1, 2, 0).numpy())
+    canvas, size = ImageDraw.Draw(drawn), _text_size(drawn)
+    for place in order:
+        label, score = int(found["labels"][place]), float(found["scores"][place])
+        box = found["boxes"][place].tolist()
+        canvas.rectangle(box, outline=names[place], width=max(size // 7, 2))
+        _write(canvas, box[0], box[1] - 1, f"{classes[label]} {100 * score:.0f} %", names[place], size, drawn.size)
+    return drawn
+
+
+def _write(
+    canvas: ImageDraw.ImageDraw,
+    x: float,
+    y: float,
+    text: str,
+    colour: tuple[int, ...],
+    size: int,
+    bounds: tuple[int, int],
+) -> None:
+    """A text on its colour, above (x, y) where there is room."""
+    font: Any = _font(size)
+    left, top, right, bottom = canvas.textbbox((0, 0), text, font=font)
+    width, height = right - left + 4, bottom - top + 4
+    x = min(max(x, 0), max(bounds[0] - width, 0))
+    y = y - height if y >= height else y + 1
+    canvas.rectangle((x, y, x + width, y + height), fill=colour)
+    # black or white, whichever is farther from the colour as the eye sees it
+    bright = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] > 140
+    canvas.text((x + 2 - left, y + 2 - top), text, fill="black" if bright else "white", font=font)
+
+
+def _text_size(image: Image.Image) -> int:
+    return max(round(14 * max(image.size) / USUAL_SIDE), 10)

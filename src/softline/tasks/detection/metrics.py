@@ -1,0 +1,125 @@
+"""COCO's average precision of boxes and masks.
+
+torchmetrics gathers what is found, faster-coco-eval counts, and the numbers are those of pycocotools. What torchmetrics
+1.9 would do otherwise, and how it is avoided here:
+
+- Its thresholds are float32: a recall of exactly 0.3 is below 0.30000001, which moves an average by up to 0.01. COCO's
+  own are float64.
+- Between processes it gathers one image at a time, and waits forever when they have unequally many.
+- By masks alone, images without true objects are left out, and what is found there is no mistake. Boxes are always
+  counted here, and with them those images.
+- An area of 0 is replaced by the box's; the smallest number above 0 keeps the object among the small ones.
+- It warns of more than 100 detections in an image. COCO's limit is 100 of each class.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics.detection import MeanAveragePrecision
+
+from softline.errors import UserError
+
+NAMES = {
+    "AP": "map",
+    "AP50": "map_50",
+    "AP75": "map_75",
+    "APs": "map_small",
+    "APm": "map_medium",
+    "APl": "map_large",
+}
+"""COCO's names: over IoU 0.50 to 0.95, at 0.50, at 0.75; of objects up to 32 x 32, up to 96 x 96, and larger."""
+
+# as pycocotools makes them
+_IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10).tolist()
+_RECALL_THRESHOLDS = np.linspace(0.0, 1.0, 101).tolist()
+
+_TINY = torch.finfo(torch.float32).tiny
+
+
+class CocoMetrics(MeanAveragePrecision):
+    """AP, AP50, AP75, APs, APm, APl of boxes, and mask_AP, mask_AP50, ... of masks; -1 where there are no such objects.
+
+    Images without objects count, and so do those where nothing is found. Objects are small, medium or large by the area
+    of their annotation. The order of images does not matter, nor how they are divided among processes.
+
+    masks: whether to count masks too.
+    """
+
+    image_ids: list[Tensor]
+
+    def __init__(self, *, masks: bool = False) -> None:
+        super().__init__(
+            iou_type=("bbox", "segm") if masks else "bbox",
+            iou_thresholds=_IOU_THRESHOLDS,
+            rec_thresholds=_RECALL_THRESHOLDS,
+            backend="faster_coco_eval",
+        )
+        self.warn_on_many_detections = False
+        self.masks = masks
+        self.add_state("image_ids", default=[], dist_reduce_fx=None)
+
+    def update(self, found: Sequence[dict[str, Tensor]], targets: Sequence[dict[str, Tensor]]) -> None:
+        """Count images.
+
+        found: boxes [n, 4] as x1, y1, x2, y2, labels [n], scores [n] and, if masks are counted, masks [n, H, W] bool.
+        targets: boxes, labels and masks likewise, iscrowd [n], area [n], and image_id, a number.
+        """
+        shapes = ("boxes", "masks") if self.masks else ("boxes",)
+        super().update(
+            [_pick(image, (*shapes, "labels", "scores")) for image in found],
+            [_pick(image, (*shapes, "labels", "iscrowd", "area")) for image in targets],
+        )
+        self.image_ids.extend(target["image_id"].reshape(()).cpu() for target in targets)
+
+    def compute(self) -> dict[str, Tensor]:
+        self._sort()
+        values = super().compute()
+        if not self.masks:
+            return {name: values[key] for name, key in NAMES.items()}
+        boxes = {name: values[f"bbox_{key}"] for name, key in NAMES.items()}
+        return boxes | {f"mask_{name}": values[f"segm_{key}"] for name, key in NAMES.items()}
+
+    def _sort(self) -> None:
+        """By id: among detections of one score, pycocotools and faster-coco-eval go by the order of images."""
+        ids = [int(image_id) for image_id in self.image_ids]
+        order = sorted(range(len(ids)), key=ids.__getitem__)
+        for first, second in itertools.pairwise(order):
+            if ids[first] == ids[second]:
+                raise UserError(f"image_id must be another for each image, got {ids[first]} twice")
+        for name in self._defaults:
+            state = getattr(self, name)
+            # masks are not kept where only boxes are counted
+            if state:
+                setattr(self, name, [state[place] for place in order])
+
+    def _sync_dist(self, dist_sync_fn: Callable[..., Any] | None = None, process_group: Any = None) -> None:
+        group = process_group or self.process_group
+        states = {name: getattr(self, name) for name in self._defaults}
+        parts: list[Any] = [None] * torch.distributed.get_world_size(group)
+        torch.distributed.all_gather_object(parts, states, group=group)
+        for name in states:
+            setattr(self, name, [image for part in parts for image in part[name]])
+
+
+def _pick(image: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """What is counted of an image, in the types that torchmetrics and its encoder take."""
+    missing = [name for name in names if name not in image]
+    if missing:
+        raise UserError(f"COCO's metrics need {', '.join(names)} of each image: {', '.join(missing)} is missing")
+    picked = {name: image[name].detach().cpu() for name in names}
+    picked["boxes"] = picked["boxes"].float().reshape(-1, 4)
+    if "masks" in picked:
+        # run lengths are of 0 and 1
+        picked["masks"] = picked["masks"].bool().byte()
+    if "scores" in picked:
+        picked["scores"] = picked["scores"].float()
+    if "area" in picked:
+        area = picked["area"].float()
+        if (area < 0).any():
+            raise UserError(f"area must not be negative, got {area.min().item()} in image {int(image['image_id'])}")
+        picked["area"] = area.clamp_min(_TINY)
+    return picked

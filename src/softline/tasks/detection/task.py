@@ -1,0 +1,100 @@
+"""Boxes, and masks, of the objects in images."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from torchmetrics import MetricCollection
+
+from softline.engine.task import Loss
+from softline.errors import UserError
+from softline.tasks.detection.metrics import CocoMetrics
+
+Target = dict[str, Tensor]
+Batch = tuple[Tensor, list[Tensor], list[Target]]
+
+
+class Detection:
+    """The sum of a detector's losses; COCO's average precision.
+
+    model: follows `softline.heads.detectors.Detector`.
+    train_set, val_set: give (image [3, H, W] in 0..1, target); only what is used must be there. A target has boxes
+        [n, 4] as x1, y1, x2, y2 in pixels, labels [n] from 0 on, image_id [], for evaluation iscrowd [n] and area [n],
+        and with ``masks`` masks [n, H, W].
+    masks: whether the detector finds masks too.
+    groups: of each training image; batches are made within a group, such as that of wide images.
+    """
+
+    monitor = "AP"
+    unit = "images"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: Sequence[str],
+        *,
+        train_set: Dataset[Any] | None = None,
+        val_set: Dataset[Any] | None = None,
+        masks: bool = False,
+        groups: Sequence[int] | None = None,
+    ) -> None:
+        self.model = model
+        self.train_set = train_set
+        self.val_set = val_set
+        self.classes = tuple(classes)
+        self.masks = masks
+        self.groups = groups
+
+    def collate(self, samples: Sequence[tuple[Tensor, Target]]) -> Batch:
+        """Ids [B], and images and targets as they are: each image has its own size."""
+        for image, target in samples:
+            check_target(image, target, classes=len(self.classes), masks=self.masks)
+        images, targets = [image for image, _ in samples], [target for _, target in samples]
+        return torch.stack([target["image_id"] for target in targets]), images, targets
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        _, images, targets = batch
+        losses: dict[str, Tensor] = model(images, targets)
+        return Loss(torch.stack(list(losses.values())).sum(), {name: value.detach() for name, value in losses.items()})
+
+    def metrics(self) -> MetricCollection:
+        return MetricCollection({"coco": CocoMetrics(masks=self.masks)}, compute_groups=False)
+
+    def update(self, metrics: MetricCollection, model: nn.Module, batch: Batch, valid: int) -> None:
+        _, images, targets = batch
+        found = model(images)
+        metrics["coco"].update(found[:valid], targets[:valid])
+
+    def details(self, metrics: MetricCollection) -> dict[str, Any]:
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        return {"classes": list(self.classes), "masks": self.masks}
+
+
+def check_target(image: Tensor, target: Target, *, classes: int, masks: bool) -> None:
+    """Whether a detector can learn from a target, or be measured by it.
+
+    image: [3, H, W].
+    """
+    name = f"image {int(target['image_id'])}"
+    boxes, labels = target["boxes"], target["labels"]
+    if boxes.ndim != 2 or boxes.shape[1] != 4 or len(boxes) != len(labels):
+        raise UserError(
+            f"{name}: boxes must be [n, 4] and labels [n], got {tuple(boxes.shape)} and {tuple(labels.shape)}"
+        )
+    bad = ~boxes.isfinite().all(1) | (boxes[:, 2:] <= boxes[:, :2]).any(1)
+    if bad.any():
+        raise UserError(f"{name}: boxes must be finite with x1 < x2 and y1 < y2, got {boxes[bad][0].tolist()}")
+    outside = (labels < 0) | (labels >= classes)
+    if outside.any():
+        raise UserError(f"{name}: labels must be 0 to {classes - 1}, got {labels[outside][0].item()}")
+    if not masks:
+        return
+    if "masks" not in target:
+        raise UserError(f"{name}: masks are missing, and the detector finds them")
+    shape = (len(boxes), *image.shape[-2:])
+    if tuple(target["masks"].shape) != shape:
+        raise UserError(f"{name}: masks must be {shape}, as boxes and image, got {tuple(target['masks'].shape)}")

@@ -1,0 +1,111 @@
+"""Networks of recipes: a timm model as a classifier, or as the backbone under a head."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from timm.data import resolve_model_data_config
+from timm.layers import freeze_batch_norm_2d
+from torch import Tensor, nn
+
+from softline.backbones.backbone import fit_positions
+from softline.backbones.creation import check_model_name, create_for_size
+from softline.engine.recipe import ModelRecipe
+from softline.errors import UserError
+from softline.tasks.detection.recipe import DetectionData
+from softline.tasks.images import Notify, log
+from softline.tasks.segmentation.recipe import SemanticData
+from softline.weights.releases import read_weights
+from softline.weights.renaming import check_keys
+
+
+def build_model(
+    recipe: ModelRecipe, num_classes: int, image_size: int | None = None, *, device: Any = None
+) -> nn.Module:
+    """The model, its classifier fitted to the classes and softline's positions to the images."""
+    check_model_name(recipe.name)
+    options: dict[str, Any] = {"num_classes": num_classes, **recipe.options}
+    if device is not None:
+        options["device"] = device
+    model = create_for_size(recipe.name, image_size, pretrained=recipe.pretrained, **options)
+    if recipe.checkpoint is not None:
+        load_weights(model, recipe.checkpoint, name=recipe.name)
+    network = prepare_network(model, recipe)
+    return network.to(memory_format=torch.channels_last) if recipe.channels_last else network
+
+
+def prepare_network(network: Any, recipe: ModelRecipe) -> nn.Module:
+    """What a recipe wants of a network once it has its weights."""
+    if recipe.grad_checkpointing:
+        try:
+            network.set_grad_checkpointing(True)
+        except (AssertionError, AttributeError):
+            # timm asserts
+            raise UserError(f"model.grad_checkpointing: {recipe.name} does not offer it") from None
+    prepared: nn.Module = freeze_batch_norm_2d(network) if recipe.freeze_batch_norm else network
+    return prepared
+
+
+def load_weights(model: nn.Module, path: str, *, name: str) -> None:
+    """Start from a checkpoint: positions are interpolated, a classifier for other classes is left as it is."""
+    weights = fit_positions(read_weights(path, name), model)
+    own = model.state_dict()
+    classifier = [key for key in own if key.startswith(f"{_classifier_name(model)}.")]
+    if any(key in weights and weights[key].shape != own[key].shape for key in classifier):
+        weights |= {key: own[key] for key in classifier}
+    check_keys(model, weights, f"{name} (model.checkpoint {path})")
+    model.load_state_dict(weights)
+
+
+def _classifier_name(model: nn.Module) -> str:
+    cfg: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+    return str(cfg.get("classifier") or "head")
+
+
+def build_body(recipe: ModelRecipe, *, notify: Notify = log.info) -> nn.Module:
+    """The backbone as timm's features_only model, whose stages a head reads."""
+    check_model_name(recipe.name)
+    body: nn.Module = create_for_size(
+        recipe.name, None, pretrained=recipe.pretrained, features_only=True, **recipe.options
+    )
+    # that of a network of convolutions is the model itself
+    network: Any = getattr(body, "model", body)
+    if recipe.checkpoint is not None:
+        load_body(network, recipe.checkpoint, name=recipe.name, notify=notify)
+    prepare_network(network, recipe)
+    return body
+
+
+def load_body(network: nn.Module, path: str, *, name: str, notify: Notify) -> None:
+    """Start from a classifier's weights: all of the backbone must be there; what else there is, is not needed."""
+    own = network.state_dict()
+    weights = fit_positions(_flattened(read_weights(path, name), own), network)
+    needed = {key: value for key, value in weights.items() if key in own}
+    check_keys(network, needed, f"{name} (model.checkpoint {path})")
+    network.load_state_dict(needed)
+    left = [key for key in weights if key not in own]
+    unused = f"; not needed: {', '.join(left[:6])}{', ...' if len(left) > 6 else ''}" if left else ""
+    notify(f"{name}: all {len(needed)} tensors of the backbone loaded from {path}{unused}; the head starts afresh")
+
+
+def _flattened(weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """stages.0.weight as stages_0.weight, where timm's features_only model has it so."""
+    flat = {key: re.sub(r"^(\w+)\.(\d+)\.", r"\1_\2.", key) for key in weights}
+    return {flat[key] if flat[key] in own else key: value for key, value in weights.items()}
+
+
+def colours(model: nn.Module, data: DetectionData | SemanticData) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the channels: the recipe's, else the backbone's."""
+    known = [module for module in model.modules() if getattr(module, "pretrained_cfg", None)]
+    own = resolve_model_data_config(known[0] if known else model)
+    return data.mean or own["mean"], data.std or own["std"]
+
+
+def _with_head(
+    heads: Mapping[str, Callable[..., nn.Module]], recipe: Any, body: nn.Module, num_classes: int, **given: Any
+) -> nn.Module:
+    try:
+        return heads[recipe.name](body, num_classes, **{**given, **recipe.options})
+    except TypeError as error:
+        raise UserError(f"head.options of {recipe.name}: {error}") from None

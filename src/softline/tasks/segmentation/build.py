@@ -1,0 +1,81 @@
+"""From recipes of detection and segmentation to their tasks: backbone, head, data."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from softline.data.semantic.sources import SemanticImages, SemanticSource, open_semantic
+from softline.data.semantic.transforms import SemanticTransform, semantic_eval_transform, semantic_train_transform
+from softline.heads.segmenters import semantic_fpn, upernet
+from softline.tasks.images import Notify, _check_classes, corrupt_indices, log
+from softline.tasks.networks import _with_head, build_body, colours
+from softline.tasks.segmentation.recipe import SegmentationRecipe, SemanticData
+from softline.tasks.segmentation.task import Segmentation
+from softline.tasks.segmentation.windows import Windows
+
+SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {"upernet": upernet, "semantic_fpn": semantic_fpn}
+
+
+def build_segmentation(recipe: SegmentationRecipe, *, notify: Notify = log.info) -> Segmentation:
+    data = recipe.data
+    train_source = _open_semantic(data, data.train_split, notify)
+    model = build_segmenter(recipe, len(train_source.classes), notify=notify)
+    val_set = segmentation_val_set(recipe, model, notify=notify)
+    _check_classes(train_source.classes, val_set.source.classes, data)
+    mean, std = colours(model, data)
+    transform = semantic_train_transform(
+        data.crop,
+        base_size=data.base_size,
+        scale=data.scale,
+        largest_share=data.largest_share,
+        hflip=data.hflip,
+        distort=data.distort,
+        mean=mean,
+        std=std,
+    )
+    return Segmentation(
+        model,
+        train_source.classes,
+        train_set=SemanticImages(train_source, transform, seed=recipe.seed),
+        val_set=val_set,
+        windows=windows_of(data),
+        channels_last=recipe.model.channels_last,
+    )
+
+
+def build_segmenter(recipe: SegmentationRecipe, num_classes: int, *, notify: Notify = log.info) -> nn.Module:
+    model = _with_head(SEGMENTERS, recipe.head, build_body(recipe.model, notify=notify), num_classes)
+    return model.to(memory_format=torch.channels_last) if recipe.model.channels_last else model
+
+
+def segmentation_val_set(recipe: SegmentationRecipe, model: nn.Module, *, notify: Notify = log.info) -> SemanticImages:
+    source = _open_semantic(recipe.data, recipe.data.val_split, notify)
+    return SemanticImages(source, segmentation_eval_transform(model, recipe.data))
+
+
+def segmentation_eval_transform(model: nn.Module, data: SemanticData) -> SemanticTransform:
+    mean, std = colours(model, data)
+    return semantic_eval_transform(short_side=data.short_side, long_side=data.long_side, mean=mean, std=std)
+
+
+def windows_of(data: SemanticData) -> Windows | None:
+    """Windows of the crop's size that overlap by a third, if images are evaluated in windows."""
+    if data.inference == "whole":
+        return None
+    height, width = data.crop
+    return Windows(crop=data.crop, stride=(max(height * 2 // 3, 1), max(width * 2 // 3, 1)))
+
+
+def _open_semantic(data: SemanticData, split: str, notify: Notify) -> SemanticSource:
+    source = open_semantic(
+        data.layout,
+        Path(data.source),
+        split,
+        classes=data.classes,
+        ignore_index=data.ignore_index,
+        skip_corrupt=data.skip_corrupt,
+        notify=notify,
+    )
+    return source.without(corrupt_indices(source, split, notify)) if data.skip_corrupt else source

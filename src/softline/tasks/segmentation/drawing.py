@@ -1,0 +1,56 @@
+"""Predictions drawn on photographs: boxes and masks with names, or a colour for each pixel with a legend."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from softline.tasks.drawing import OPACITY, _font
+
+
+def draw_labels(image: Image.Image, labels: Tensor, classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
+    """A class for each pixel as a colour over the image, and beside it a legend of the classes that occur.
+
+    labels: [H, W], 0 to K - 1.
+    """
+    pixels = np.asarray(image.convert("RGB"), np.float32)
+    overlay = (1 - OPACITY) * pixels + OPACITY * colours[labels.numpy()]
+    covered = Image.fromarray(overlay.round().astype(np.uint8))
+    counts = torch.bincount(labels.flatten(), minlength=len(classes))
+    shares = [(label, int(counts[label]) / labels.numel()) for label in counts.argsort(descending=True).tolist()]
+    return _beside(covered, _legend([row for row in shares if row[1] > 0], classes, colours, covered.height))
+
+
+def _legend(
+    shares: Sequence[tuple[int, float]], classes: Sequence[str], colours: NDArray[np.uint8], height: int
+) -> Image.Image:
+    """A line for each class: its colour, its name, its share of the pixels; as many as fit, the largest first."""
+    size = max(min(height // 24, 18), 10)
+    line, font = size + size // 2, _font(size)
+    fitting = max((height - size) // line, 1)
+    if len(shares) > fitting:
+        shares, hidden = shares[: fitting - 1], len(shares) - fitting + 1
+    else:
+        hidden = 0
+    texts = [f"{classes[label]}  {100 * share:.0f} %" for label, share in shares]
+    texts += [f"and {hidden} more"] if hidden else []
+    width = round(max(font.getlength(text) for text in texts)) + 3 * size
+    legend = Image.new("RGB", (width, max(height, line * len(texts) + size)), "white")
+    canvas = ImageDraw.Draw(legend)
+    for row, text in enumerate(texts):
+        top = size // 2 + row * line
+        if row < len(shares):
+            colour = tuple(int(part) for part in colours[shares[row][0]])
+            canvas.rectangle((size // 2, top, size // 2 + size, top + size), fill=colour, outline="black")
+        canvas.text((2 * size, top + size / 2), text, fill="black", font=font, anchor="lm")
+    return legend
+
+
+def _beside(left: Image.Image, right: Image.Image) -> Image.Image:
+    both = Image.new("RGB", (left.width + right.width, max(left.height, right.height)), "white")
+    both.paste(left, (0, 0))
+    both.paste(right, (left.width, 0))
+    return both

@@ -1,0 +1,98 @@
+"""Metrics of semantic segmentation, all from one matrix of counted pixels."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from softline.checks import check_integer
+from softline.data.semantic.classes import IGNORE
+from softline.errors import UserError
+
+
+class ClassScore(NamedTuple):
+    name: str
+    iou: float | None
+    """Pixels of the class that were found / pixels that are of the class or taken for it; None if there are none."""
+    accuracy: float | None
+    """Pixels of the class that were found / pixels of the class; None if there are none."""
+    pixels: int
+    """Of the class."""
+
+
+class SegmentationMetrics(Metric):
+    """mIoU, mean accuracy and pixel accuracy over all pixels of all images together, in 0 to 1.
+
+    A class that no pixel has and none is taken for does not count in mIoU; a class that no pixel has does not count in
+    mean accuracy, but has an IoU of 0 where a pixel is taken for it. Pixels without a label (255) count nowhere.
+    """
+
+    full_state_update = False
+    higher_is_better = True
+    is_differentiable = False
+    confusion: Tensor
+    """Pixels [K, K] int64: rows are labels, columns predictions."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        check_integer("num_classes", num_classes, 1)
+        if num_classes > IGNORE:
+            raise UserError(f"num_classes must be at most {IGNORE}, which is the label of no class, got {num_classes}")
+        self.num_classes = num_classes
+        self.add_state("confusion", torch.zeros(num_classes, num_classes, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, predictions: Tensor, labels: Tensor) -> None:
+        """Count pixels: predicted classes and labels, integers of one shape."""
+        if predictions.shape != labels.shape:
+            raise UserError(
+                f"predictions must have the shape of the labels {tuple(labels.shape)}, got {tuple(predictions.shape)}"
+            )
+        labelled = labels != IGNORE
+        found, truth = predictions[labelled].long(), labels[labelled].long()
+        self._check_classes("predictions", found)
+        self._check_classes("labels", truth)
+        # torchmetrics' own needs K x K numbers for each pixel where torch is set to deterministic algorithms
+        pixels = torch.bincount(truth * self.num_classes + found, minlength=self.num_classes**2)
+        self.confusion += pixels.view(self.num_classes, self.num_classes)
+
+    def compute(self) -> dict[str, Tensor]:
+        """mIoU, mean_accuracy and pixel_accuracy, as scalars."""
+        if not self.confusion.any():
+            raise UserError(f"no pixel has a label: every one that was counted is {IGNORE}")
+        iou, accuracy = _scores(self.confusion)
+        found = self.confusion.diagonal().sum().double() / self.confusion.sum().double()
+        return {"mIoU": iou.nanmean(), "mean_accuracy": accuracy.nanmean(), "pixel_accuracy": found}
+
+    def per_class(self, names: Sequence[str]) -> list[ClassScore]:
+        """One row for each class, over all processes: all must call it.
+
+        names: of the classes, by label.
+        """
+        if len(names) != self.num_classes:
+            raise UserError(f"names must be one for each of {self.num_classes} classes, got {len(names)}")
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn):
+            confusion = self.confusion.clone()
+        iou, accuracy = _scores(confusion)
+        rows = zip(names, _known(iou), _known(accuracy), confusion.sum(1).tolist(), strict=True)
+        return [ClassScore(*row) for row in rows]
+
+    def _check_classes(self, name: str, values: Tensor) -> None:
+        wrong = values[(values < 0) | (values >= self.num_classes)]
+        if len(wrong):
+            raise UserError(f"{name} must be in 0..{self.num_classes - 1} where labelled, got {int(wrong[0])}")
+
+
+def _known(scores: Tensor) -> list[float | None]:
+    """None instead of NaN, which is no JSON."""
+    return [None if math.isnan(score) else score for score in scores.tolist()]
+
+
+def _scores(confusion: Tensor) -> tuple[Tensor, Tensor]:
+    """IoU and accuracy of each class [K]; NaN where there is nothing to divide by."""
+    # float32 is exact up to 2^24 pixels only
+    counts = confusion.double()
+    found, truth, taken = counts.diagonal(), counts.sum(1), counts.sum(0)
+    return found / (truth + taken - found), found / truth

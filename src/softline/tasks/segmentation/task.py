@@ -1,0 +1,197 @@
+"""A class for each pixel."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.data import Dataset
+from torchmetrics import MetricCollection
+
+from softline.data.semantic.classes import IGNORE
+from softline.engine.task import Loss
+from softline.errors import UserError
+from softline.tasks.segmentation.metrics import SegmentationMetrics
+from softline.tasks.segmentation.windows import Windows
+
+# of the auxiliary head's loss, as in mmsegmentation
+AUXILIARY_WEIGHT = 0.4
+
+
+# of which logits are resized at once: 150 classes of a large photograph would take gigabytes
+_RESIZED_CLASSES = 16
+
+
+class Segmentation:
+    """Cross-entropy on the pixels that have a label; mIoU on the pixels of the labels.
+
+    train_set, val_set: give (image [3, H, W], labels [H, W] int64 with 255 for none); only what is used must be there.
+        Training images have one size and their labels the same. Others may differ from each other and from their
+        labels, to whose size the prediction is resized.
+    windows: evaluate in windows; None runs whole images.
+    """
+
+    monitor = "mIoU"
+    unit = "images"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: Sequence[str],
+        *,
+        train_set: Dataset[Any] | None = None,
+        val_set: Dataset[Any] | None = None,
+        windows: Windows | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        self.model = model
+        self.train_set = train_set
+        self.val_set = val_set
+        self.groups: Sequence[int] | None = None
+        self.classes = tuple(classes)
+        self.windows = windows
+        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+
+    def collate(self, samples: Sequence[tuple[Tensor, Tensor]]) -> list[Any]:
+        """Numbers [B] that count the samples, images [B, 3, H, W], labels [B, H, W]; lists where sizes differ."""
+        images, labels = zip(*samples, strict=True)
+        return [torch.arange(len(samples)), _stack(images), _stack(labels)]
+
+    def loss(self, model: nn.Module, batch: list[Any]) -> Loss:
+        _, images, labels = batch
+        _check_crops(images, labels)
+        output = model(images.contiguous(memory_format=self.layout))
+        logits, *auxiliary = output if isinstance(output, tuple) else (output,)
+        value = cross_entropy(logits, labels)
+        for other in auxiliary:
+            value = value + AUXILIARY_WEIGHT * cross_entropy(other, labels)
+        labelled = labels != IGNORE
+        right = (logits.detach().argmax(1) == labels) & labelled
+        return Loss(value, {"pixel_accuracy": right.sum() / labelled.sum().clamp(min=1)})
+
+    def metrics(self) -> MetricCollection:
+        metric = SegmentationMetrics(len(self.classes))
+        return MetricCollection({"pixels": metric}, compute_groups=False)
+
+    def update(self, metrics: MetricCollection, model: nn.Module, batch: list[Any], valid: int) -> None:
+        _, images, labels = batch
+        _keep_in_step(model, images[0], passes=self._passes(images[:valid]), windows=self.windows)
+        for logits, truth in zip(self._logits(model, images[:valid]), labels, strict=False):
+            metrics["pixels"].update(_likeliest(logits, tuple(truth.shape)), truth)
+
+    def details(self, metrics: MetricCollection) -> dict[str, Any]:
+        """IoU, accuracy and pixels of each class."""
+        metric = metrics["pixels"]
+        assert isinstance(metric, SegmentationMetrics), "`metrics` made it"
+        return {"classes": [score._asdict() for score in metric.per_class(self.classes)]}
+
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {"classes": list(self.classes), "inference": "slide" if self.windows else "whole"}
+        if self.windows is not None:
+            facts |= {"crop": list(self.windows.crop), "stride": list(self.windows.stride)}
+        return facts
+
+    def _logits(self, model: nn.Module, images: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
+        """Of each image [K, H, W]; whole images of one size run at once."""
+        if self.windows is None and isinstance(images, Tensor):
+            if len(images):
+                yield from model(images.contiguous(memory_format=self.layout))
+            return
+        for image in images:
+            yield image_logits(model, image, windows=self.windows)
+
+    def _passes(self, images: Tensor | Sequence[Tensor]) -> int:
+        """How often `_logits` runs the model."""
+        if self.windows is None:
+            return min(len(images), 1) if isinstance(images, Tensor) else len(images)
+        counts = (len(self.windows.places(*image.shape[-2:])) for image in images)
+        return sum(-(-count // self.windows.batch) for count in counts)
+
+
+@torch.no_grad()
+def predict_labels(
+    model: nn.Module, image: Tensor, size: tuple[int, int] | None = None, *, windows: Windows | None = None
+) -> Tensor:
+    """An image [3, H, W], normalised -> the class of each pixel [H, W] int64, or at another ``size`` (rows, columns).
+
+    model: in evaluation mode.
+    """
+    if model.training:
+        raise UserError("predict_labels needs a model in evaluation mode: call model.eval()")
+    if image.ndim != 3:
+        raise UserError(f"image must have shape [3, H, W], got {tuple(image.shape)}")
+    return _likeliest(image_logits(model, image, windows=windows), size or tuple(image.shape[-2:]))
+
+
+def image_logits(model: nn.Module, image: Tensor, *, windows: Windows | None = None) -> Tensor:
+    """Logits [K, H, W] in float32 of an image [3, H, W]; where windows overlap, their mean."""
+    if windows is None:
+        return model(image[None])[0].float()
+    height, width = image.shape[-2:]
+    places = windows.places(height, width)
+    total, seen = image.new_zeros(()), image.new_zeros(height, width, dtype=torch.float32)
+    for first in range(0, len(places), windows.batch):
+        part = places[first : first + windows.batch]
+        found = model(torch.stack([image[:, rows, columns] for rows, columns in part])).float()
+        if not first:
+            total = found.new_zeros(found.shape[1], height, width)
+        for (rows, columns), logits in zip(part, found, strict=True):
+            total[:, rows, columns] += logits
+            seen[rows, columns] += 1
+    return total / seen
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over all pixels, in float32, of which those without a label count as 0: as in mmsegmentation, and the same
+    however a batch is divided among processes.
+
+    logits: [B, K, H, W].
+    labels: [B, H, W] int64; 255 for none.
+    """
+    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
+    return total / labels.numel()
+
+
+def _likeliest(logits: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Logits [K, H, W], resized to ``size`` -> the class of each pixel int64."""
+    best = logits.new_full(size, -torch.inf, dtype=torch.float32)
+    labels = torch.zeros(size, dtype=torch.int64, device=logits.device)
+    for first in range(0, len(logits), _RESIZED_CLASSES):
+        part = logits[None, first : first + _RESIZED_CLASSES].float()
+        value, label = F.interpolate(part, size=size, mode="bilinear", align_corners=False)[0].max(0)
+        labels = torch.where(value > best, label + first, labels)
+        best = torch.maximum(best, value)
+    if best.isnan().any():
+        raise UserError("the model's logits are not numbers (NaN)")
+    return labels
+
+
+def _stack(tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:
+    if all(tensor.shape == tensors[0].shape for tensor in tensors):
+        return torch.stack(list(tensors))
+    return list(tensors)
+
+
+def _check_crops(images: Any, labels: Any) -> None:
+    if isinstance(images, Tensor) and isinstance(labels, Tensor) and images.shape[-2:] == labels.shape[-2:]:
+        return
+    sizes = sorted({tuple(tensor.shape[-2:]) for tensor in (*images, *labels)})
+    raise UserError(f"training needs images and labels of one size, such as crops, got {sizes}")
+
+
+def _keep_in_step(model: nn.Module, image: Tensor, *, passes: int, windows: Windows | None) -> None:
+    """Let a model that is spread over processes run equally often in all of them, as it must.
+
+    Image sizes decide how often it runs. What this process lacks, it runs on the first part of an image.
+    """
+    if not isinstance(model, FSDPModule):
+        return
+    most = torch.tensor(passes, device=image.device)
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+    if windows is not None:
+        rows, columns = windows.places(*image.shape[-2:])[0]
+        image = image[:, rows, columns]
+    for _ in range(int(most) - passes):
+        model(image[None])

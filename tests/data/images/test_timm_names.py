@@ -1,0 +1,161 @@
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+
+from softline.data.images import (
+    CorruptImageError,
+    ImageSource,
+    ImageStream,
+    StreamImages,
+    eval_transform,
+    find_corrupt,
+    open_source,
+    timm_names,
+)
+
+# webdataset leaves its shards open
+leaks = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path) -> Path:
+    """Three images for training and one for testing, in the layout of torchvision's CIFAR-10."""
+    directory = tmp_path / "cifar-10-batches-py"
+    directory.mkdir()
+    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+        data = {"data": np.zeros((1, 3072), np.uint8), "labels": [3]}
+        (directory / name).write_bytes(pickle.dumps(data))
+    names = ["airplane", "automobile", "bird", "cat"]
+    (directory / "batches.meta").write_bytes(pickle.dumps({"label_names": names}))
+    return tmp_path
+
+
+def test_torchvision_sets_are_read_by_index(cifar10, monkeypatch):
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    for split, count in (("train", 5), ("val", 1), ("test", 1)):
+        source = open_source("torch/cifar10", split, root=str(cifar10))
+        assert isinstance(source, ImageSource)
+        assert (len(source), source.classes[source.load(0)[1]]) == (count, "cat")
+        assert source.name(0) == f"torch/cifar10/{split}/0"
+
+
+def test_corrupt_images_of_torchvision_sets_are_named(folder):
+    (folder / "val" / "bee" / "1.jpg").write_bytes(b"text")
+    source = timm_names.TorchImages(ImageFolder(folder / "val"), "torch/imagenet")
+    assert source.classes == ("ant", "bee")
+    with pytest.raises(CorruptImageError, match=r"val/bee/1\.jpg cannot be decoded \(not an image\)"):
+        source.load(4)
+    assert [corrupt.index for corrupt in find_corrupt(source)] == [4]
+
+
+def test_unknown_and_unreachable_torchvision_sets_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="timm cannot open 'torch/nothing': Unknown torchvision dataset nothing"):
+        open_source("torch/nothing", "train", root=str(tmp_path))
+    with pytest.raises(ValueError, match="the source 'torch/cifar10' needs root"):
+        open_source("torch/cifar10", "train")
+    with pytest.raises(ValueError, match="split must be one of test, train, val; got 'trian'"):
+        open_source("torch/cifar10", "trian", root=str(tmp_path))
+    with pytest.raises(ValueError, match=f"'torch/image_folder' must be given as the directory itself: {tmp_path}"):
+        open_source("torch/image_folder", "val", root=str(tmp_path))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", fail)
+    with pytest.raises(OSError, match=r"torch/cifar10 is not in .* and could not be downloaded: no network"):
+        open_source("torch/cifar10", "train", root=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("source", "package"),
+    [("hfds/x", "datasets"), ("hfids/x", "datasets"), ("tfds/x", "tensorflow-datasets"), ("wds/x", "webdataset")],
+)
+def test_a_missing_package_is_named(monkeypatch, source, package):
+    monkeypatch.setattr(timm_names, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=f"needs the package {package}: pip install {package}"):
+        open_source(source, "train", root="x")
+
+
+@pytest.fixture
+def shards(tmp_path: Path, pack, picture) -> Callable[..., str]:
+    """Two shards of four images for training, one for validation."""
+    pytest.importorskip("webdataset")
+
+    def write(photo: bytes | None = None) -> str:
+        for shard, start in (("train-0", 0), ("train-1", 4), ("val-0", 8)):
+            members = {}
+            for number in range(start, start + 4):
+                members[f"{number:02}.jpg"] = photo or picture(number)
+                members[f"{number:02}.cls"] = str(number % 3).encode()
+            pack(tmp_path / f"{shard}.tar", members)
+        splits = {
+            name: {"name": name, "num_samples": 4 * len(files), "filenames": files, "shard_lengths": [4] * len(files)}
+            for name, files in {"train": ["train-0.tar", "train-1.tar"], "validation": ["val-0.tar"]}.items()
+        }
+        (tmp_path / "_info.json").write_text(json.dumps({"splits": splits}))
+        return str(tmp_path)
+
+    return write
+
+
+@leaks
+def test_webdatasets_are_read_in_order(shards):
+    root = shards()
+    val = open_source("wds/images", "val", root=root)
+    assert isinstance(val, ImageStream)
+    assert not isinstance(val, ImageSource)
+    assert (len(val), val.classes, [label for _, label in val]) == (4, (), [2, 0, 1, 2])
+    train = open_source("wds/images", "train", root=root)
+    train.set_epoch(1)
+    assert (len(train), len(list(train))) == (8, 8)
+    # each worker reads its own shards, even after a pass in this process
+    loader = DataLoader(StreamImages(val, eval_transform(8)), num_workers=2)
+    assert sorted(label.item() for _, label in loader) == [0, 1, 2, 2]
+
+
+@leaks
+def test_broken_images_of_webdatasets_are_not_passed_over(shards):
+    stream = open_source("wds/images", "val", root=shards(b"text"))
+    with pytest.raises(ValueError, match=r"an image of wds/images/validation cannot be decoded \(not an image\)"):
+        list(stream)
+
+
+def test_incomplete_webdatasets_are_refused(shards, tmp_path):
+    root = shards()
+    with pytest.raises(ValueError, match="wds/images has no split 'nothing'; it has train, validation"):
+        open_source("wds/images", "nothing", root=root)
+    (tmp_path / "_info.json").unlink()
+    with pytest.raises(ValueError, match=r"must hold _info\.json with"):
+        open_source("wds/images", "train", root=root)
+
+
+@pytest.fixture
+def hugging_face(folder: Path) -> str:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    return str(folder)
+
+
+def test_hugging_face_sets_are_read_by_index(hugging_face, folder, tmp_path):
+    (folder / "val" / "bee" / "1.jpg").write_bytes(b"text")
+    # datasets takes a folder named val for its split validation
+    source = open_source(f"hfds/{hugging_face}", "val", root=str(tmp_path / "cache"))
+    assert isinstance(source, ImageSource)
+    assert (len(source), source.classes) == (6, ("ant", "bee"))
+    assert [source.load(index)[1] for index in (0, 5)] == [0, 1]
+    assert source.name(5).endswith("val/bee/2.jpg")
+    assert [corrupt.index for corrupt in find_corrupt(source)] == [4]
+    with pytest.raises(ValueError, match="has no split 'extra'; it has train, validation"):
+        open_source(f"hfds/{hugging_face}", "extra", root=str(tmp_path / "cache"))
+
+
+def test_what_timm_cannot_stream_is_said(hugging_face, tmp_path):
+    message = rf"hfids/.*; use hfds/{hugging_face}"
+    with pytest.raises(ValueError, match=message):
+        open_source(f"hfids/{hugging_face}", "train", root=str(tmp_path / "cache"))

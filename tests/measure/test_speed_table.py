@@ -1,0 +1,123 @@
+"""README's tables of speed say what benchmarks/results say."""
+
+import importlib.util
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from softline.measure import Row, growths
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("make_speed_table", ROOT / "tools" / "make_speed_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write(folder: Path, name: str, *, kind: str = "models", scale: float = 1.0, more=(), finished=True) -> None:
+    rows = [
+        Row("vit", "infer", 256, "256x256", 256, 10 * scale, speedup=1, peak_bytes=2**20),
+        Row("linear", "infer", 256, "256x256", 256, 5 * scale, speedup=2, peak_bytes=2**20),
+        Row("vit", "infer", 512, "512x512", 1024, failure="out of memory"),
+        Row("linear", "infer", 512, "512x512", 1024, 20 * scale, peak_bytes=2**22),
+        *more,
+    ]
+    content = {
+        "kind": kind,
+        "command": "softline bench models vit linear --json out.json",
+        "baseline": "vit",
+        "finished": finished,
+        "options": {"dtype": "float32", "batch": 1, "compile": False},
+        "environment": {"cpu": "CPU", "threads": 1, "torch": "2.9", "commit": "abc", "date": "2026-01-02T03:04:05"},
+        "rows": [asdict(row) for row in rows],
+        "growth": [asdict(growth) for growth in growths(rows)],
+    }
+    (folder / name).write_text(json.dumps(content))
+
+
+def test_readme_says_what_the_results_say(tool):
+    assert tool.main(["--check"]) == 0
+
+
+def test_blocks_are_filled_from_the_newest_results(tool, tmp_path):
+    write(tmp_path, "2026-01-01-models.json", scale=100)
+    write(tmp_path, "2026-01-02-models.json")
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- speed: models -->\nold\n<!-- /speed -->\nafter\n")
+    options = ["--readme", str(readme), "--results", str(tmp_path)]
+    assert tool.main([*options, "--check"]) == 1
+    assert tool.main(options) == 0
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- speed: models -->\n|  | 256x256 | 512x512 |\n| --- | --- | --- |\n")
+    assert "| `vit` | 10.0 ms | out of memory |" in text
+    # the baseline failed at the larger size
+    assert "| `linear` | 5.00 ms (2.00x) | 20.0 ms |" in text
+    assert "`softline bench models vit linear` on 2026-01-02: CPU, 1 thread, torch 2.9, float32, batch 1" in text
+    assert text.endswith("<!-- /speed -->\nafter\n")
+    assert "old" not in text
+    assert tool.main([*options, "--check"]) == 0
+
+
+def test_growth_and_memory_have_tables(tool, tmp_path):
+    write(tmp_path, "2026-01-02-models.json")
+    growth = tool.fill("<!-- speed: models growth -->\n<!-- /speed -->", tmp_path)
+    assert "| `linear` | infer | 1.00 | 1.00 | time 4.0x, memory 4.0x |" in growth
+    assert "| `vit` | infer | - | - | time -, memory - |" in growth
+    memory = tool.fill("<!-- speed: models memory -->\n<!-- /speed -->", tmp_path)
+    assert "| `linear` | 1.00 | 4.00 | 3.91 | 1.00 |" in memory
+
+
+def test_each_mode_has_its_slope_of_memory(tool, tmp_path):
+    train = [
+        Row("linear", "train", 256, "256x256", 256, peak_bytes=2**21),
+        Row("linear", "train", 512, "512x512", 1024, peak_bytes=2**25),
+    ]
+    write(tmp_path, "2026-01-02-models.json", more=train)
+    memory = tool.fill("<!-- speed: models memory -->\n<!-- /speed -->", tmp_path)
+    assert "MiB per 1,000 tokens, infer | exponent, infer | MiB per 1,000 tokens, train | exponent, train |" in memory
+    assert "| `linear` | 1.00 | 4.00 | 2.00 | 32.0 | 3.91 | 1.00 | 39.1 | 2.00 |" in memory
+    assert "| `vit` | 1.00 | out of memory |  |  | - | - | - | - |" in memory
+
+
+def test_interrupted_results_are_refused(tool, tmp_path, capsys):
+    write(tmp_path, "2026-01-02-models.json", finished=False)
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- speed: models -->\n<!-- /speed -->")
+    assert tool.main(["--readme", str(readme), "--results", str(tmp_path)]) == 2
+    assert "2026-01-02-models.json was interrupted" in capsys.readouterr().err
+    assert readme.read_text() == "<!-- speed: models -->\n<!-- /speed -->"
+
+
+def test_missing_and_broken_results_end_in_a_message(tool, tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- speed: models -->\n<!-- /speed -->")
+    options = ["--readme", str(readme), "--results", str(tmp_path), "--check"]
+    assert tool.main(options) == 2
+    assert "no results are named models" in capsys.readouterr().err
+    (tmp_path / "2026-01-02-models.json").write_text("{")
+    assert tool.main(options) == 2
+    assert "2026-01-02-models.json is no JSON" in capsys.readouterr().err
+
+
+def test_what_memory_measured_is_shown_as_memory(tool, tmp_path):
+    write(tmp_path, "2026-01-02-memory.json", kind="memory")
+    assert "peak MiB" in tool.fill("<!-- speed: memory -->\n<!-- /speed -->", tmp_path)
+
+
+def test_a_page_without_blocks_stays_as_it_is(tool, tmp_path):
+    assert tool.fill("nothing here\n", tmp_path) == "nothing here\n"
+
+
+@pytest.mark.parametrize(
+    ("block", "message"), [("none", r"no results are named none; .* has models"), ("models x", r"time, growth, memory")]
+)
+def test_mistakes_in_blocks_are_explained(tool, tmp_path, block, message):
+    write(tmp_path, "2026-01-02-models.json")
+    with pytest.raises(ValueError, match=message):
+        tool.fill(f"<!-- speed: {block} -->\n<!-- /speed -->", tmp_path)
