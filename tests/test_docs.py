@@ -1,29 +1,37 @@
-"""The documentation: what it shows is there, what it says runs, and the site needs nothing from elsewhere."""
+"""The documentation is complete, its code and commands run, and the site loads nothing from other machines."""
 
 import argparse
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from softline.attention import ATTENTIONS
 from softline.attention.registry import option_names
 from softline.backbones import MODEL_NAMES
-from softline.cli import COMMANDS
+from softline.cli import COMMANDS, main
 from softline.cli.arguments import split_overrides
 from softline.engine.reading import list_recipes, load_recipe
+from softline.engine.task import TASKS
+from softline.experiments.presets import PRESETS
+from softline.layers.landmarks import create_landmarks
+from softline.ops import soft_attention
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+SPEED = re.compile(r"<!-- speed: .*? -->\n(.*?)<!-- /speed -->", flags=re.DOTALL)
 BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<code>.*?)^```", flags=re.MULTILINE | re.DOTALL)
 needs_mkdocs = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings", "latex2mathml")),
@@ -48,13 +56,13 @@ def site(tmp_path_factory):
 
 @pytest.fixture
 def generators(monkeypatch):
-    """Imports a module of tools/docs."""
+    """Return a function that imports a module of tools/docs."""
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "docs"))
     return importlib.import_module
 
 
 class Resources(HTMLParser):
-    """What a browser loads for a page without a click."""
+    """Collects the addresses that a browser loads without a click."""
 
     def __init__(self):
         super().__init__()
@@ -93,10 +101,14 @@ def test_every_attention_has_a_page_with_its_options(site):
 
 
 @needs_mkdocs
-def test_options_are_described_by_the_function_that_their_factory_refers_to(site):
+def test_options_are_described_by_the_function_that_their_factory_refers_to(site, generators):
     page = text_of(site / "attentions" / "softpp.html")
-    assert "most rows and columns of the landmark grid" in page
-    assert "Newton steps T; each doubles the number of correct digits" in page
+    docstrings = generators("docstrings")
+    for function, option in ((create_landmarks, "max_landmarks"), (soft_attention, "iterations")):
+        text = docstrings.parse(inspect.getdoc(function)).entries[option]
+        start = re.split(r"[`(;]", text)[0].strip()
+        assert len(start) > 10
+        assert start in page
 
 
 @needs_mkdocs
@@ -107,12 +119,56 @@ def test_every_model_and_every_recipe_is_listed(site):
 
 
 @needs_mkdocs
-def test_speed_tables_are_those_of_the_readme(site):
-    shown = text_of(site / "benchmarks.html") + text_of(site / "tasks" / "sequences.html")
-    tables = re.findall(r"<!-- speed: .*? -->\n(.*?)<!-- /speed -->", (ROOT / "README.md").read_text(), re.DOTALL)
-    cells = {cell for table in tables for cell in re.findall(r"[\d.,]+ ms(?: \([\d.,]+x\))?", table)}
-    assert len(cells) > 50
-    assert [cell for cell in cells if cell not in shown] == []
+def test_every_preset_of_compare_is_listed(site):
+    page = text_of(site / "compare.html")
+    for preset in PRESETS.values():
+        assert preset.name in page
+        assert preset.reference in page
+        assert all(variant.name in page for variant in preset.variants)
+
+
+@needs_mkdocs
+@pytest.mark.parametrize("name", ["benchmarks", "tasks/sequences"])
+def test_the_site_shows_the_speed_tables_of_its_pages(site, name):
+    tables = SPEED.findall((ROOT / "docs" / f"{name}.md").read_text())
+    cells = [cell.replace("`", "") for table in tables for cell in re.findall(r"(?<=\| )[^|\n]+(?= \|)", table)]
+    numbers = [cell for cell in cells if re.match(r"[\d.,]+( ms)?( \([\d.,]+x\))?$", cell)]
+    assert len(numbers) > 15
+    shown = text_of(site / f"{name}.html")
+    assert [cell for cell in numbers if cell not in shown] == []
+    commands = [line for table in tables for line in table.splitlines() if line.startswith("`")]
+    assert len(commands) == len(tables)
+    assert [line for line in commands if line.replace("`", "") not in shown] == []
+
+
+def test_the_table_of_the_readme_is_also_in_the_documentation():
+    (table,) = SPEED.findall((ROOT / "README.md").read_text())
+    assert table in SPEED.findall((ROOT / "docs" / "benchmarks.md").read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_modules_that_pages_name_exist(page):
+    for name in set(re.findall(r"\bsoftline(?:\.\w+)+", re.sub(r"softline\.tasks\.<task>\S*", "", page.read_text()))):
+        assert resolves(name), name
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, an attribute, or the name of an entry-point group."""
+    if name in (ATTENTIONS.group, TASKS.group):
+        return True
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            if not hasattr(found, part):
+                # annotations of a class have no value
+                return part in getattr(found, "__annotations__", {})
+            found = getattr(found, part)
+        return True
+    return False
 
 
 @needs_mkdocs
@@ -152,12 +208,10 @@ def test_a_request_for_an_unknown_listing_or_section_is_refused(generators):
     from mkdocs.exceptions import PluginError
 
     listings = generators("listings")
-    with pytest.raises(PluginError, match=r"a\.md: a listing is one of models, recipes, figure, section; got"):
+    with pytest.raises(PluginError, match=r"a\.md: a listing is one of attentions, models, .*; got 'recipe'"):
         listings.fill("<!-- docs: recipe -->", "a.md")
     with pytest.raises(PluginError, match=r"a\.md: README\.md has no heading 'Nowhere'"):
         listings.fill("<!-- docs: section README.md, Nowhere -->", "a.md")
-    with pytest.raises(PluginError, match=r"a\.md: no results are named none"):
-        listings.fill("<!-- speed: none -->\n<!-- /speed -->", "a.md")
 
 
 @needs_mkdocs
@@ -182,11 +236,13 @@ def test_a_figure_that_is_missing_or_names_one_machine_is_refused(generators, mo
     folder = tmp_path / "docs" / "figures"
     folder.mkdir(parents=True)
     monkeypatch.setattr(figures, "FIGURES", folder)
-    with pytest.raises(ValueError, match=r"docs/figures/cost\.svg is not there: make it by softline analyze cost"):
+    with pytest.raises(
+        ValueError, match=r"docs/figures/cost\.svg does not exist: create it with softline analyze cost"
+    ):
         listings.figure("cost", "Cost")
     (folder / "heatmap.png").touch()
     (folder / "heatmap.json").write_text(json.dumps({"command": "softline analyze heatmap /home/me/best.pt"}))
-    with pytest.raises(ValueError, match="paths of one machine"):
+    with pytest.raises(ValueError, match="absolute paths"):
         listings.figure("heatmap", "Maps")
     with pytest.raises(ValueError, match="a figure"):
         listings.figure("heatmaps", "Maps")
@@ -235,26 +291,66 @@ def test_the_example_of_a_new_attention_runs():
             weights = names["mean_weights"](q, k, key_mask=key_mask)
             torch.testing.assert_close(out, weights @ v)
     finally:
-        ATTENTIONS._factories.pop("mean", None)
+        ATTENTIONS._entries.pop("mean", None)
 
 
-@pytest.mark.parametrize("name", ["index.md", "models.md"])
+def test_the_example_of_a_new_task_runs(monkeypatch, tmp_path):
+    page = ROOT / "docs" / "contribute" / "add-a-task.md"
+    install_example(tmp_path, page)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(TASKS, "_entries", {})
+    monkeypatch.setattr(TASKS, "_found_entry_points", False)
+    Path("brightness.yaml").write_text(blocks(page, "yaml")[0])
+    Image.new("RGB", (32, 32), (200, 200, 200)).save("photograph.png")
+    small = ["--batch_size", "8", "--data.train_samples", "16", "--data.val_samples", "9", "--schedule.epochs", "1"]
+    assert main(["train", "brightness.yaml", *small]) == 0
+    assert main(["evaluate", "runs/brightness/best.pt", "--json", "evaluation.json"]) == 0
+    assert {"r2", "error"} <= json.loads(Path("evaluation.json").read_text())["rows"][0]["metrics"].keys()
+    assert main(["predict", "runs/brightness/best.pt", "photograph.png", "--json", "predictions.json"]) == 0
+    assert "brightness" in Path("predictions.json").read_text()
+    assert (
+        main(["compare", "--recipe", "brightness.yaml", "--attentions", "inline", "--output", "compared", *small]) == 0
+    )
+    assert json.loads(Path("compared/comparison.json").read_text())["metric"] == "r2"
+
+
+def install_example(folder: Path, page: Path) -> None:
+    """Write the package of a page with its entry points as an installer would."""
+    package, information = folder / "my_package", folder / "my_package-1.0.dist-info"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "brightness.py").write_text("\n\n".join(blocks(page, "python")))
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (declared,) = blocks(page, "toml")
+    groups = tomllib.loads(declared)["project"]["entry-points"]
+    lines = [
+        f"[{group}]\n" + "\n".join(f"{name} = {value}" for name, value in points.items())
+        for group, points in groups.items()
+    ]
+    (information / "entry_points.txt").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("name", ["index.md", "models.md", "attentions/index.md", "see/hooks.md"])
 def test_the_code_of_a_page_runs(name):
     code = blocks(ROOT / "docs" / name, "python")
     assert code
+    # the blocks of a page build on each other
+    names = {}
     for part in code:
-        exec(compile(part, name, "exec"), {})
+        exec(compile(part, name, "exec"), names)
 
 
 def commands():
-    """Every softline command in a shell block, with the page that shows it."""
-    for page in PAGES:
+    """Yield every softline command in a shell block, with the page that shows it."""
+    for page in (*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"):
         lines = "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
         for line in lines:
             words = shlex.split(line, comments=True)
             for start in ("softline", "softline.cli"):
                 if start in words:
-                    name = page.relative_to(ROOT / "docs").as_posix()
+                    name = page.relative_to(ROOT).as_posix()
                     yield pytest.param(words[words.index(start) + 1 :], id=f"{name}: {' '.join(words)}")
 
 

@@ -1,14 +1,14 @@
-"""Write README's tables of speed, growth and memory from benchmarks/results.
+"""Write the tables of speed, growth and memory in README.md and the documentation from benchmarks/results.
 
-A block of README.md between ``<!-- speed: NAME TABLE -->`` and ``<!-- /speed -->`` becomes the table of the newest
+A block between ``<!-- speed: NAME TABLE -->`` and ``<!-- /speed -->`` becomes the table of the newest
 ``benchmarks/results/YYYY-MM-DD-NAME.json``, which `softline bench --json` wrote. TABLE is one of
 
-    time     milliseconds and how many times as fast as the baseline (what is shown unless a TABLE is named)
-    growth   fitted exponents and what each step to the next size multiplies
-    memory   peak MiB of each size, its slope and exponent
+    time     milliseconds and the speed-up over the baseline (the default)
+    growth   fitted exponents and the growth from each size to the next
+    memory   peak MiB at each size, its slope and its exponent
 
-With --check nothing is written: the exit code is 1 if a table is not what its results say. It is 2 if a table cannot
-be made: its results are missing or were interrupted.
+Without arguments, README.md and every page under docs/ are updated. With --check nothing is written: the exit code is 1
+if a table differs from its results. It is 2 if a table cannot be made because its results are missing or incomplete.
 """
 
 import argparse
@@ -25,8 +25,12 @@ BLOCK = re.compile(r"(<!-- speed: (?P<name>\S+)(?: (?P<table>\S+))? -->\n).*?(<!
 MIB = 2**20
 
 
+def default_pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def newest(results: Path) -> dict[str, Path]:
-    """The latest file of each name."""
+    """Return the latest file of each name."""
     found = [(match["name"], path) for path in sorted(results.glob("*.json")) if (match := DATED.fullmatch(path.name))]
     return dict(found)
 
@@ -36,7 +40,7 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def columns_of(content: dict[str, Any]) -> dict[tuple[int, str], str]:
-    """Sizes and modes with their headings."""
+    """Return the heading of each size and mode."""
     modes = {row["mode"] for row in content["rows"]}
     return {
         (row["size"], row["mode"]): row["label"] + (f", {row['mode']}" if len(modes) > 1 else "")
@@ -45,7 +49,7 @@ def columns_of(content: dict[str, Any]) -> dict[tuple[int, str], str]:
 
 
 def row_lines(content: dict[str, Any], cell: Callable[[dict[str, Any]], str]) -> list[list[str]]:
-    """A line for each case, a cell for each size and mode."""
+    """Return one line per case with one cell per size and mode."""
     cells = {(row["case"], row["size"], row["mode"]): row for row in content["rows"]}
     names = dict.fromkeys(row["case"] for row in content["rows"])
     empty = ""
@@ -82,7 +86,7 @@ def memory_table(content: dict[str, Any]) -> str:
 
 
 def slope_and_power(growth: dict[str, Any] | None) -> list[str]:
-    """Of memory."""
+    """Return the two cells that describe how memory grows."""
     if growth is None:
         return ["-", "-"]
     slope = growth["bytes_per_token"]
@@ -106,7 +110,7 @@ TABLES = {"time": time_table, "growth": growth_table, "memory": memory_table}
 
 
 def significant(value: float) -> str:
-    """Three digits at most, without an exponent."""
+    """Format with about three significant digits and without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
@@ -124,8 +128,8 @@ def made_by(content: dict[str, Any]) -> str:
     commit = "" if machine["commit"] is None else f", commit {machine['commit']}"
     compiled = ", compiled" if options["compile"] else ""
     processor = machine.get("gpu") or machine["cpu"]
-    # where the numbers went says nothing about them
-    command = re.sub(r" --(json|figure) \S+", "", content["command"])
+    # output and cache paths do not influence the numbers
+    command = re.sub(r" --(json|figure) \S+|\bTORCHINDUCTOR_CACHE_DIR=\S+ ", "", content["command"])
     return (
         f"`{command}` on {machine['date'][:10]}: {processor}, {threads}, torch {machine['torch']}, "
         f"{options['dtype']}, batch {options['batch']}{compiled}{commit}."
@@ -133,18 +137,18 @@ def made_by(content: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Results that are whole."""
+    """Read complete results."""
     try:
         content: dict[str, Any] = json.loads(path.read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
     if not content.get("finished"):
-        raise ValueError(f"{path} was interrupted: measure again, a table needs finished results")
+        raise ValueError(f"{path} is incomplete because the command was interrupted: measure again")
     return content
 
 
 def fill(text: str, results: Path) -> str:
-    """The page with every block made anew; one without blocks stays as it is."""
+    """Return the page with the table of every block rewritten."""
     files = newest(results)
 
     def block(match: re.Match[str]) -> str:
@@ -162,20 +166,24 @@ def fill(text: str, results: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: README.md and docs/**/*.md")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if something is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a table is out of date")
     options = parser.parse_args(arguments)
-    before = options.readme.read_text()
+    before = {page: page.read_text() for page in options.pages or default_pages()}
     try:
-        after = fill(before, options.results)
+        # all pages are made before any is written
+        after = {page: fill(text, options.results) for page, text in before.items()}
     except ValueError as error:
         sys.stderr.write(f"make_speed_table: {error}\n")
         return 2
-    if options.check:
-        return int(after != before)
-    options.readme.write_text(after)
-    return 0
+    changed = [page for page, text in after.items() if text != before[page]]
+    for page in changed:
+        if options.check:
+            sys.stderr.write(f"make_speed_table: {page} is out of date\n")
+        else:
+            page.write_text(after[page])
+    return int(options.check and bool(changed))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""Checks of arguments: each raises `UserError` with the rule and the offending value."""
+"""Argument checks; each raises `UserError` with the rule and the offending value."""
 
 import math
 from collections.abc import Collection
 from difflib import get_close_matches
+from typing import TypeGuard
 
 from softline.errors import UserError
 
 
 def check_option(name: str, value: object, known: Collection[str]) -> None:
-    """``value`` is one of ``known``; the error lists them and names the closest."""
+    """Check that ``value`` is one of ``known``; the error lists them and suggests the closest."""
     if not isinstance(value, str) or value not in known:
         close = get_close_matches(str(value), list(known), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -21,15 +22,15 @@ def check_at_least(name: str, value: float, least: float) -> None:
 
 
 def check_integer(name: str, value: object, least: int) -> None:
-    # a bool is an int to Python, and a mistake here
+    # in Python a bool is an int
     if not isinstance(value, int) or isinstance(value, bool):
         raise UserError(f"{name} must be a whole number, got {value!r}")
     check_at_least(name, value, least)
 
 
 def check_number(name: str, value: object, least: float) -> None:
-    """A finite number, at least ``least``."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not -math.inf < value < math.inf:
+    """Check that ``value`` is a finite number, at least ``least``."""
+    if not _is_number(value) or not -math.inf < value < math.inf:
         raise UserError(f"{name} must be a finite number, got {value!r}")
     check_at_least(name, value, least)
 
@@ -41,14 +42,16 @@ def check_index(name: str, index: int, count: int) -> None:
 
 def check_range(
     name: str,
-    value: float,
+    value: object,
     low: float,
     high: float | None = None,
     *,
     open_low: bool = False,
     open_high: bool = False,
 ) -> None:
-    """Raise unless ``low <= value <= high``; an open bound is itself excluded. NaN is never in range."""
+    """Check that ``low <= value <= high``; an open bound is itself excluded. NaN is never in range."""
+    if not _is_number(value):
+        raise UserError(f"{name} must be a number, got {value!r}")
     above = value > low if open_low else value >= low
     below = high is None or (value < high if open_high else value <= high)
     if not (above and below):
@@ -56,3 +59,7 @@ def check_range(
         if high is not None:
             rule += f" and {'below' if open_high else 'at most'} {high:g}"
         raise UserError(f"{name} must be {rule}, got {value}")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Things by name, from softline and from other packages."""
+"""A registry of named entries that other packages can extend through entry points."""
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -11,10 +11,10 @@ A = TypeVar("A")
 
 
 class Registry(Mapping[str, T]):
-    """Names and what they stand for; what packages declare as entry points is looked up on first use.
+    """Entries by name; the entry points that packages declare are looked up on first use.
 
-    kind: what error messages call an entry.
-    group: the entry-point group in which packages declare theirs.
+    kind: what an entry is called in error messages.
+    group: entry-point group of the entries that other packages add.
     """
 
     def __init__(self, kind: str, *, group: str) -> None:
@@ -23,7 +23,7 @@ class Registry(Mapping[str, T]):
         self._found_entry_points = False
 
     def register(self, name: str) -> Callable[[A], A]:
-        """A decorator that adds what it decorates under ``name``."""
+        """Return a decorator that adds the decorated object under ``name``."""
 
         def add(entry: A) -> A:
             if name in self._entries:
@@ -35,17 +35,21 @@ class Registry(Mapping[str, T]):
 
     def _all(self) -> dict[str, T | EntryPoint]:
         if not self._found_entry_points:
+            found: dict[str, EntryPoint] = {}
             for point in entry_points(group=self.group):
                 if point.name in self._entries:
-                    package = point.dist.name if point.dist else point.value
-                    raise UserError(f"{self.kind} {point.name!r} of {package} is registered already; rename it")
-            self._entries |= {point.name: point for point in entry_points(group=self.group)}
+                    raise UserError(f"{self.kind} {point.name!r} of {_package(point)} is registered already; rename it")
+                if point.name in found:
+                    packages = f"{_package(found[point.name])} and {_package(point)}"
+                    raise UserError(f"{self.kind} {point.name!r} is declared by {packages}; uninstall or rename one")
+                found[point.name] = point
+            self._entries |= found
             self._found_entry_points = True
         return self._entries
 
     def __getitem__(self, name: str) -> T:
         entry = self._all()[name]
-        # a package is imported when its entry is used, not when names are listed
+        # a package is imported when its entry is used, not when the names are listed
         return entry.load() if isinstance(entry, EntryPoint) else entry
 
     def __contains__(self, name: object) -> bool:
@@ -59,3 +63,7 @@ class Registry(Mapping[str, T]):
 
     def __repr__(self) -> str:
         return f"Registry({self.kind}: {', '.join(self)})"
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else point.value

@@ -71,6 +71,20 @@ def test_a_package_that_takes_a_name_twice_is_named_every_time(tmp_path, monkeyp
             list(registry)
 
 
+def test_two_packages_that_declare_the_same_name_are_named_every_time(tmp_path, monkeypatch):
+    for package in ("first", "second"):
+        metadata = tmp_path / f"{package}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(f"[softline.attention]\nmine = {package}:soft\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = Registry("attention", group="softline.attention")
+    declared = r"attention 'mine' is declared by (first and second|second and first); uninstall or rename one"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=declared):
+            list(registry)
+
+
 @pytest.mark.parametrize(("dim", "num_heads"), [(30, 4), (32, 0), (0, 1)])
 def test_dim_must_be_divisible_by_heads(dim, num_heads):
     with pytest.raises(ValueError, match=rf"dim \({dim}\) must be divisible by num_heads \({num_heads}\)"):

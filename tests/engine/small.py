@@ -5,8 +5,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from softline.engine import distributed
+from softline.engine.evaluate import Evaluation
 from softline.engine.reading import parse_recipe
 from softline.engine.recipe import Recipe
+from softline.engine.trained import Evaluator, Trained
 
 RECIPE = """
 task: classification
@@ -45,3 +48,11 @@ def write_images(root: Path, *, train: int = 20, val: int = 9, classes: tuple[st
 def small_recipe(root: Path, *overrides: str) -> Recipe:
     """40 training images in steps of 8: 5 steps an epoch, 10 in all."""
     return parse_recipe(RECIPE.format(root=root), overrides)
+
+
+def evaluated(
+    trained: Trained, data: str | None = None, *, batch_size: int | None = None, **options: object
+) -> list[tuple[dict[str, object], Evaluation]]:
+    """What a model was measured on, and the results."""
+    evaluator = Evaluator(distributed.start(), batch_size=batch_size)
+    return [(measured.on, measured.result) for measured in trained.evaluate(data, evaluator, **options)]

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,11 +29,10 @@ from softline.cli import main
 from softline.engine import distributed
 from softline.engine.evaluate import evaluate
 from softline.engine.events import Saved, read_log
+from softline.engine.task import build_task
 from softline.engine.train import train
-from softline.tasks.building import build_task
-from softline.tasks.classification.trained import evaluate_sizes
 from softline.tasks.loading import load_trained
-from tests.engine.small import RECIPE, small_recipe, write_images
+from tests.engine.small import RECIPE, evaluated, small_recipe, write_images
 from tests.engine.two_processes import LENGTHS, PLAIN
 
 TOLERANCE = 8 * 2**-23
@@ -188,9 +186,9 @@ def test_every_image_counts_once_however_they_divide(root, strategy, length):
 def test_evaluate_counts_the_same_on_two_processes(root):
     trained = load_trained(str(root / "one/last.pt"))
     rows = json.loads((root / "evaluate.json").read_text())["rows"]
-    alone = evaluate_sizes(trained, str(root / "data"), distributed.start(), sizes=[16, 24], batch_size=4)
-    for row, (size, expected) in zip(rows, alone, strict=True):
-        assert (row["size"], row["samples"]) == (size, 21)
+    alone = evaluated(trained, str(root / "data"), sizes=[16, 24], batch_size=4)
+    for row, (on, expected) in zip(rows, alone, strict=True):
+        assert (row["size"], row["samples"]) == (on["size"], 21)
         assert row["metrics"] == pytest.approx(expected.metrics, rel=1e-6)
 
 
@@ -198,7 +196,7 @@ def test_evaluate_counts_the_same_on_two_processes(root):
 def test_checkpoint_with_batch_norm_scores_what_the_two_processes_logged(root):
     """Their running statistics differ until they are averaged."""
     trained = load_trained(str(root / "batch_norm/last.pt"))
-    [(_, alone)] = evaluate_sizes(trained, str(root / "data"), distributed.start())
+    [(_, alone)] = evaluated(trained, str(root / "data"))
     assert evaluations(root / "batch_norm")[-1] == pytest.approx(alone.metrics, rel=1e-6)
 
 
@@ -207,7 +205,8 @@ def test_streams_divide_among_processes(root):
     """An epoch has all images; every validation image counts once, though one process has more than the other."""
     assert len(losses(root / "stream")) == 42 // 8
     trained = load_trained(str(root / "stream/last.pt"))
-    [(_, alone)] = evaluate_sizes(replace(trained, classes=CLASSES), str(root / "data"), distributed.start())
+    trained.classes = CLASSES
+    [(_, alone)] = evaluated(trained, str(root / "data"))
     assert evaluations(root / "stream")[-1] == pytest.approx(alone.metrics, rel=1e-6)
 
 

@@ -12,8 +12,8 @@ from softline.engine import distributed
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.events import Evaluated, Notice, Saved, Started, Stepped, read_log
 from softline.engine.nonfinite import NonFiniteError
+from softline.engine.task import build_task
 from softline.engine.train import StopSignal, Trainer, train
-from softline.tasks.building import build_task
 from tests.engine.small import small_recipe, write_images
 
 

@@ -16,8 +16,8 @@ from softline.cli import main
 from softline.engine import distributed
 from softline.engine.evaluate import evaluate
 from softline.engine.events import Saved
+from softline.engine.task import build_task
 from softline.engine.train import train
-from softline.tasks.building import build_task
 from tests.engine.small import small_recipe
 
 # without drop path and mixup, whose random numbers each process draws for itself, and without batch norm, whose

@@ -1,7 +1,8 @@
-"""README's tables of speed say what benchmarks/results say."""
+"""The speed tables in README.md and the documentation agree with benchmarks/results."""
 
 import importlib.util
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,19 +42,41 @@ def write(folder: Path, name: str, *, kind: str = "models", scale: float = 1.0, 
     (folder / name).write_text(json.dumps(content))
 
 
-def test_readme_says_what_the_results_say(tool):
+def test_all_tables_agree_with_the_results(tool):
     assert tool.main(["--check"]) == 0
 
 
-def test_blocks_are_filled_from_the_newest_results(tool, tmp_path):
+def test_every_result_has_a_table_in_the_documentation(tool):
+    blocks = [
+        match["name"] for page in (ROOT / "docs").rglob("*.md") for match in tool.BLOCK.finditer(page.read_text())
+    ]
+    assert set(blocks) == set(tool.newest(ROOT / "benchmarks" / "results"))
+
+
+def test_readme_and_documentation_are_the_default_pages(tool):
+    pages = tool.default_pages()
+    assert ROOT / "README.md" in pages
+    assert ROOT / "docs" / "benchmarks.md" in pages
+    assert ROOT / "docs" / "tasks" / "sequences.md" in pages
+
+
+def test_no_table_names_a_path_of_one_machine(tool):
+    for page in tool.default_pages():
+        for match in tool.BLOCK.finditer(page.read_text()):
+            assert not re.search(r"[ =]/", match[0]), page
+
+
+def test_blocks_are_filled_from_the_newest_results(tool, tmp_path, capsys):
     write(tmp_path, "2026-01-01-models.json", scale=100)
     write(tmp_path, "2026-01-02-models.json")
-    readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- speed: models -->\nold\n<!-- /speed -->\nafter\n")
-    options = ["--readme", str(readme), "--results", str(tmp_path)]
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- speed: models -->\nold\n<!-- /speed -->\nafter\n")
+    options = [str(page), "--results", str(tmp_path)]
     assert tool.main([*options, "--check"]) == 1
+    assert f"{page} is out of date" in capsys.readouterr().err
+    assert "old" in page.read_text()
     assert tool.main(options) == 0
-    text = readme.read_text()
+    text = page.read_text()
     assert text.startswith("before\n<!-- speed: models -->\n|  | 256x256 | 512x512 |\n| --- | --- | --- |\n")
     assert "| `vit` | 10.0 ms | out of memory |" in text
     # the baseline failed at the larger size
@@ -62,6 +85,20 @@ def test_blocks_are_filled_from_the_newest_results(tool, tmp_path):
     assert text.endswith("<!-- /speed -->\nafter\n")
     assert "old" not in text
     assert tool.main([*options, "--check"]) == 0
+
+
+def test_several_pages_are_written_or_none(tool, tmp_path):
+    write(tmp_path, "2026-01-02-models.json")
+    good, bad = tmp_path / "good.md", tmp_path / "bad.md"
+    good.write_text("<!-- speed: models -->\n<!-- /speed -->")
+    bad.write_text("<!-- speed: none -->\n<!-- /speed -->")
+    options = [str(good), str(bad), "--results", str(tmp_path)]
+    assert tool.main(options) == 2
+    assert good.read_text() == "<!-- speed: models -->\n<!-- /speed -->"
+    bad.write_text("<!-- speed: models memory -->\n<!-- /speed -->")
+    assert tool.main(options) == 0
+    assert "10.0 ms" in good.read_text()
+    assert "peak MiB" in bad.read_text()
 
 
 def test_growth_and_memory_have_tables(tool, tmp_path):
@@ -87,22 +124,22 @@ def test_each_mode_has_its_slope_of_memory(tool, tmp_path):
 
 def test_interrupted_results_are_refused(tool, tmp_path, capsys):
     write(tmp_path, "2026-01-02-models.json", finished=False)
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- speed: models -->\n<!-- /speed -->")
-    assert tool.main(["--readme", str(readme), "--results", str(tmp_path)]) == 2
-    assert "2026-01-02-models.json was interrupted" in capsys.readouterr().err
-    assert readme.read_text() == "<!-- speed: models -->\n<!-- /speed -->"
+    page = tmp_path / "page.md"
+    page.write_text("<!-- speed: models -->\n<!-- /speed -->")
+    assert tool.main([str(page), "--results", str(tmp_path)]) == 2
+    assert "2026-01-02-models.json is incomplete" in capsys.readouterr().err
+    assert page.read_text() == "<!-- speed: models -->\n<!-- /speed -->"
 
 
 def test_missing_and_broken_results_end_in_a_message(tool, tmp_path, capsys):
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- speed: models -->\n<!-- /speed -->")
-    options = ["--readme", str(readme), "--results", str(tmp_path), "--check"]
+    page = tmp_path / "page.md"
+    page.write_text("<!-- speed: models -->\n<!-- /speed -->")
+    options = [str(page), "--results", str(tmp_path), "--check"]
     assert tool.main(options) == 2
     assert "no results are named models" in capsys.readouterr().err
     (tmp_path / "2026-01-02-models.json").write_text("{")
     assert tool.main(options) == 2
-    assert "2026-01-02-models.json is no JSON" in capsys.readouterr().err
+    assert "2026-01-02-models.json is not valid JSON" in capsys.readouterr().err
 
 
 def test_what_memory_measured_is_shown_as_memory(tool, tmp_path):

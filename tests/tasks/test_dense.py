@@ -8,16 +8,15 @@ import torch
 from PIL import Image
 
 from softline.cli import main
-from softline.engine import distributed
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.optimizer import create_optimizer, total_steps
 from softline.engine.reading import list_recipes, load_recipe
 from softline.engine.recipe import ModelRecipe
+from softline.engine.task import build_task, definition_of
 from softline.engine.train import train
-from softline.tasks.building import build_task
-from softline.tasks.dense import evaluate_dense, predict_dense
 from softline.tasks.loading import load_trained
 from softline.tasks.networks import build_body, load_body
+from tests.engine.small import evaluated
 from tests.tasks.small_dense import DETECTION, SEGMENTATION, dense_recipe, write_coco, write_scenes
 
 DENSE = [name for name in list_recipes() if load_recipe(name).task in ("detection", "segmentation")]
@@ -46,8 +45,7 @@ def runs(tmp_path_factory):
 def test_runs_are_measured_alike_in_training_and_from_their_checkpoint(kind, runs):
     content = load_checkpoint(runs[kind] / "run/last.pt")
     trained = load_trained(str(runs[kind] / "run/last.pt"))
-    assert trained.task == content["recipe"]["task"]
-    result = evaluate_dense(trained.model, trained.classes, trained.recipe, distributed.start())
+    [(_, result)] = evaluated(trained)
     assert result.samples == 3
     assert result.metrics == pytest.approx(content["metrics"], rel=1e-6)
 
@@ -173,13 +171,10 @@ def test_unknown_options_of_a_head_are_refused(runs):
 
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_recipes_build_their_heads(name):
-    from softline.tasks.detection.build import build_detector
-    from softline.tasks.segmentation.build import build_segmenter
 
     recipe = load_recipe(name, ["--model.checkpoint=null"])
-    build = build_detector if recipe.task == "detection" else build_segmenter
     with torch.device("meta"):
-        model = build(recipe, 10)
+        model = definition_of(recipe).network(recipe, {"classes": range(10)})
     optimizer = create_optimizer(model, recipe.optimizer, lr_scale=recipe.lr_scale)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
 
@@ -215,10 +210,18 @@ def test_evaluate_takes_other_data(runs, capsys):
 @pytest.mark.parametrize(
     ("kind", "arguments", "message"),
     [
-        ("detection", ["--sizes", "32"], "--sizes is for classifiers"),
-        ("segmentation", ["--annotations", "x.json"], "--annotations is for detectors"),
+        (
+            "detection",
+            ["--sizes", "32"],
+            "--sizes has no meaning for a detector, which takes --split, --annotations, --skip-corrupt",
+        ),
+        (
+            "segmentation",
+            ["--annotations", "x.json"],
+            "--annotations has no meaning for a segmenter, which takes --split, --inference, --skip-corrupt",
+        ),
         ("detection", ["nowhere"], "nowhere"),
-        ("detection", ["--inference", "slide"], "--inference is for segmenters"),
+        ("detection", ["--inference", "slide"], "--inference has no meaning for a detector"),
     ],
 )
 def test_mistakes_in_evaluate_end_in_a_message(kind, arguments, message, runs, capsys):
@@ -260,10 +263,10 @@ def test_predict_does_not_draw_over_the_images(runs, tmp_path, capsys):
 def test_only_sure_objects_are_drawn(runs):
     trained = load_trained(str(runs["detection"] / "run/last.pt"))
     image = str(runs["detection"] / "coco/val/0.png")
-    (drawn,) = predict_dense(trained.model, trained.classes, trained.recipe, [image], score=0.999)
+    (drawn,) = trained.predict([image], score=0.999)
     assert drawn.found == {"objects": []}
     with Image.open(image) as before:
-        assert drawn.image.tobytes() == before.tobytes()
+        assert drawn.images[""].tobytes() == before.tobytes()
 
 
 def test_the_score_asked_for_counts_not_the_one_trained_with(runs):
@@ -272,7 +275,7 @@ def test_the_score_asked_for_counts_not_the_one_trained_with(runs):
     image = str(runs["detection"] / "coco/val/0.png")
 
     def scores(least):
-        (drawn,) = predict_dense(trained.model, trained.classes, trained.recipe, [image], score=least)
+        (drawn,) = trained.predict([image], score=least)
         return [each["score"] for each in drawn.found["objects"]]
 
     every = scores(0.0)
@@ -284,8 +287,12 @@ def test_the_score_asked_for_counts_not_the_one_trained_with(runs):
     ("kind", "arguments", "message"),
     [
         ("detection", [], "say where to by --out DIR"),
-        ("detection", ["--out", "OUT", "--top", "3"], "--top has no meaning for a model of detection"),
-        ("segmentation", ["--out", "OUT", "--score", "0.5"], "--score has no meaning for a model of segmentation"),
+        ("detection", ["--out", "OUT", "--top", "3"], "--top has no meaning for a detector, which takes --score"),
+        (
+            "segmentation",
+            ["--out", "OUT", "--score", "0.5"],
+            "--score has no meaning for a segmenter, which takes none",
+        ),
         ("detection", ["--out", "OUT", "--score", "2"], "--score must be at least 0 and below 1, got 2.0"),
         ("detection", ["IMAGE", "--out", "OUT"], "several images would be drawn to 0.png"),
     ],

@@ -1,26 +1,27 @@
-"""A page for each registered attention, made from its factory and its operator."""
+"""Generate one page per registered attention from its factory and its operator."""
 
 import inspect
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
 import torch
 from docstrings import Docstring, inline, parse, references, to_markdown
-from listings import described_table, table
+from tables import described_table, table
 from torch import nn
 
 import softline.ops
 from softline.attention import ATTENTIONS, create_attention
+from softline.attention.registry import option_names
 from softline.layers import landmarks
 from softline.measure.counting import count_macs
 
 DIM, HEADS = 64, 2
 GRIDS = (28, 56, 112)
 SEE = re.compile(r"\bsee `(?:[\w.]+\.)?(\w+)`")
-# what every attention takes, whose factories need not say it again
+# options of every attention, which the factories do not document again
 COMMON = {"qkv_bias": "whether the projections of queries, keys and values have a bias."}
 
 
@@ -29,31 +30,26 @@ def navigation() -> list[str]:
 
 
 def pages() -> dict[str, str]:
-    """Paths and Markdown of all pages."""
-    costs = {name: _costs(name) for name in ATTENTIONS}
-    written = {f"attentions/{name}.md": _page(name, costs[name]) for name in ATTENTIONS}
-    return {"attentions/index.md": _index(costs), **written}
+    """Return the path and the Markdown of each page."""
+    return {f"attentions/{name}.md": _page(name, _costs(name)) for name in ATTENTIONS}
 
 
-def _index(costs: dict[str, list[int]]) -> str:
+def overview(_: str = "") -> str:
+    """Return a table of all attentions, followed by what its columns mean."""
     rows = []
     for name in ATTENTIONS:
         _, link = _title(_module(_function(name)))
-        growth = costs[name][-1] / costs[name][-2]
+        costs = _costs(name)
+        growth = f"{costs[-1] / costs[-2]:.1f}x"
         paper = "" if link is None else f"[{link.removeprefix('https://').removeprefix('arxiv.org/abs/')}]({link})"
-        rows.append([f"[`{name}`]({name}.md)", f"{growth:.1f}x", paper, _headline(name)])
-    head = ["name", "cost of 4x the tokens", "paper", ""]
-    return f"""# Attentions
+        options = ", ".join(f"`{option}`" for option in option_names(name) or [] if option not in COMMON)
+        rows.append([f"[`{name}`]({name}.md)", growth, paper, options, _headline(name)])
+    head = ["name", "cost of 4x the tokens", "paper", "options", ""]
+    return f"""{described_table(head, rows)}
 
-Every registered attention has a page, written from its docstrings when this site is built. All are made by
-[`create_attention`][softline.attention.create_attention] and do what
-[`Attention`][softline.attention.Attention] says.
-
-{described_table(head, rows)}
-
-The second column counts the multiply-adds of a whole layer of {DIM} channels and {HEADS} heads, projections included:
-those of {GRIDS[-1]} x {GRIDS[-1]} tokens over those of {GRIDS[-2]} x {GRIDS[-2]}. Linear cost is 4, quadratic 16.
-"""
+The second column is the ratio of the multiply-adds for {GRIDS[-1]} x {GRIDS[-1]} and {GRIDS[-2]} x {GRIDS[-2]} tokens,
+counted for a layer with {DIM} channels and {HEADS} heads, including its projections. Linear cost gives 4 and quadratic
+cost gives 16. All attentions also take {" and ".join(f"`{option}`" for option in COMMON)}."""
 
 
 def _page(name: str, costs: list[int]) -> str:
@@ -85,7 +81,7 @@ def _module(function: Callable[..., Any]) -> str:
 
 
 def _title(documentation: str) -> tuple[str, str | None]:
-    """The first sentence of a module's docstring without its address, and the address."""
+    """Return the first sentence of a module's docstring without its URL, and the URL."""
     first = parse(documentation).summary
     address = re.search(r"https?://[^\s)]+", first)
     text = re.sub(r"\s*\(https?://[^\s)]+\)", "", first).rstrip(".")
@@ -117,7 +113,7 @@ out = attention(torch.randn(1, 28 * 20, {DIM}), grid_size=(28, 20))  # [1, 560, 
 
 
 def _notes(documentation: str) -> str:
-    """What a factory's module says beyond its title, such as deviations from the paper."""
+    """Return what a factory's module says after its title, such as deviations from the paper."""
     rest = Docstring(parse(documentation).blocks[1:])
     if not rest.blocks:
         return ""
@@ -138,12 +134,12 @@ def _options(name: str) -> list[list[str]]:
 
 
 def _in_cell(markdown: str) -> str:
-    """Bars inside code spans would end a cell; those of plain text are entities."""
+    """Escape bars, which would end a cell; those in plain text are entities already."""
     return markdown.replace("|", "\\|")
 
 
 def _text(option: str, function: Callable[..., Any], name: str) -> str:
-    """What is said of an option: by the factory, by the function it refers to, or by the operator."""
+    """Return the description of an option from the factory, the function it refers to, or the operator."""
     entry = _entry(option, function)
     if entry is not None:
         return entry
@@ -162,7 +158,7 @@ def _entry(option: str, function: Callable[..., Any]) -> str | None:
 
 
 def _operator_of(name: str) -> Any:
-    """The operator of an attention built on `MultiHeadAttention`, None for others."""
+    """Return the operator of an attention that is built on `MultiHeadAttention`, or None."""
     return getattr(create_attention(name, DIM, HEADS), "operator", None)
 
 
@@ -171,7 +167,7 @@ def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _operator(name: str) -> list[str]:
-    """The operator's module and functions; nothing for an attention that has none."""
+    """Return the description of the operator's module and functions, or nothing if there is no operator."""
     operator = _operator_of(name)
     if operator is None:
         return []
@@ -202,7 +198,7 @@ def _signature(function: Callable[..., Any]) -> str:
 
 
 def _type(annotation: Any) -> list[str]:
-    """The alternatives of an annotation as a reader would write them."""
+    """Return the alternatives of an annotation as a reader would write them."""
     if get_origin(annotation) is Literal:
         return [_value(value) for value in get_args(annotation)]
     if get_origin(annotation) is not None and get_origin(annotation) is not tuple:
@@ -216,8 +212,9 @@ def _value(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
+@cache
 def _costs(name: str) -> list[int]:
-    """Multiply-adds of a layer for each grid, counted without computing it."""
+    """Count the multiply-adds of a layer for each grid without running it."""
     layer = create_attention(name, DIM, HEADS).to("meta").eval()
     inputs = {side: torch.empty(1, side * side, DIM, device="meta") for side in GRIDS}
     return [count_macs(partial(layer, inputs[side], (side, side))) for side in GRIDS]
@@ -226,8 +223,11 @@ def _costs(name: str) -> list[int]:
 def _cost_table(costs: list[int]) -> str:
     head = ["", *(f"{side} x {side} tokens" for side in GRIDS)]
     steps = ["", *(f"{after / before:.2f}x" for before, after in pairwise(costs))]
-    rows = [["million multiply-adds", *(f"{cost / 1e6:,.1f}" for cost in costs)], ["against the column before", *steps]]
+    rows = [
+        ["million multiply-adds", *(f"{cost / 1e6:,.1f}" for cost in costs)],
+        ["relative to the previous column", *steps],
+    ]
     return (
-        f"Counted for one layer of {DIM} channels and {HEADS} heads, projections included; each column has four times "
-        f"the tokens of the one before.\n\n{table(head, rows)}"
+        f"The multiply-adds are counted for one layer with {DIM} channels and {HEADS} heads, including its projections. "
+        f"Each column has four times the tokens of the previous one.\n\n{table(head, rows)}"
     )

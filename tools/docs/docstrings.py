@@ -1,7 +1,7 @@
-"""softline's docstrings as Markdown.
+"""Convert softline's docstrings to Markdown.
 
 A docstring is plain text with ``code`` and `code` spans. Lines ``name: text`` or ``name, name: text`` document
-parameters, continued by indented lines; other indented lines are equations, set as they stand.
+parameters and are continued by indented lines; other indented lines are equations and are kept as they are.
 """
 
 import inspect
@@ -16,12 +16,12 @@ NAME = r"(?:[a-z_]\w*|[A-Z])"
 ENTRY = re.compile(rf"{NAME}(?:, {NAME})*: \S.*")
 CODE = re.compile(r"(``.+?``|`[^`]+`)")
 LINK = re.compile(r"(https?://[^\s)>,]+)")
-# what Markdown, its tables and its formulas would read as theirs; they do not all know backslashes
+# characters with a meaning in Markdown, its tables or its formulas, not all of which support backslashes
 SPECIAL = re.compile(r"[\\*_\[\]<>|$#`]")
 
 
 class Docstring(NamedTuple):
-    """Blocks of text in their order, and what is said of each parameter."""
+    """A docstring as a sequence of blocks."""
 
     blocks: list[tuple[str, str]]
     """Kind and text: "text", "code", "list" (lines that begin with a dash) or "entry" (NAMES: TEXT)."""
@@ -33,7 +33,7 @@ class Docstring(NamedTuple):
 
     @property
     def entries(self) -> dict[str, str]:
-        """Texts by parameter; parameters that are documented together share one."""
+        """The description of each parameter; parameters that are documented together share one."""
         split = (text.partition(": ") for kind, text in self.blocks if kind == "entry")
         return {name: text for names, _, text in split for name in names.split(", ")}
 
@@ -57,13 +57,13 @@ def parse(text: str) -> Docstring:
 
 
 def _kind(line: str, blocks: list[tuple[str, str]], fresh: bool) -> str:
-    """What a line is, given what came before; "more" continues the last block."""
+    """Return the kind of a line, given the blocks before it; "more" continues the last block."""
     last = blocks[-1][0] if blocks and not fresh else ""
     if line.startswith("  "):
         return "more" if last in ("entry", "list") else "code"
     if line.startswith("- "):
         return "list"
-    # the first line is the summary even where it looks like an entry
+    # the first line is the summary even if it looks like an entry
     if blocks and ENTRY.fullmatch(line) and last != "text":
         return "entry"
     ended = bool(blocks) and blocks[-1][1].endswith(".")
@@ -73,7 +73,7 @@ def _kind(line: str, blocks: list[tuple[str, str]], fresh: bool) -> str:
 
 
 def to_markdown(text: str, references: Mapping[str, str], *, skip: frozenset[str] = frozenset()) -> str:
-    """Markdown of a docstring; code spans that name a key of ``references`` become links to its value.
+    """Return a docstring as Markdown; code spans that name a key of ``references`` become links to its value.
 
     skip: parameters whose entries are left out.
     """
@@ -98,7 +98,7 @@ def _block(kind: str, block: str, references: Mapping[str, str]) -> str:
 
 
 def inline(text: str, references: Mapping[str, str]) -> str:
-    """A run of text: code spans stay, addresses become links, everything else is escaped."""
+    """Convert a paragraph: keep code spans, turn URLs into links and escape everything else."""
     parts = CODE.split(text)
     return "".join(_code(part, references) if place % 2 else _plain(part) for place, part in enumerate(parts))
 
@@ -119,7 +119,7 @@ def _entity(match: re.Match[str]) -> str:
 
 
 def references() -> dict[str, str]:
-    """Names in docstrings that the reference documents, with the identifiers of their anchors."""
+    """Return the names that the reference documents, with the identifiers of their anchors."""
     import softline.attention
     import softline.ops
 

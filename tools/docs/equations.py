@@ -1,6 +1,6 @@
-"""Equations as MathML, which browsers set without a script.
+"""Convert equations to MathML, which browsers render without a script.
 
-pymdownx.arithmatex marks what stands between dollars; here the marked LaTeX becomes MathML when the site is built.
+pymdownx.arithmatex marks the LaTeX between dollar signs, and this module converts it when the site is built.
 """
 
 import html
@@ -11,10 +11,10 @@ from mkdocs.exceptions import PluginError
 
 INLINE = re.compile(r'<span class="arithmatex">\\\((?P<latex>.*?)\\\)</span>', flags=re.DOTALL)
 DISPLAY = re.compile(r'<div class="arithmatex">\\\[(?P<latex>.*?)\\\]</div>', flags=re.DOTALL)
-# an unknown command or an unbalanced brace is passed through as it stands
+# the converter passes unknown commands and unbalanced braces through
 LEFT_OVER = re.compile(r"<m\w+[^>]*>(\\\w*|[{}]?\\)[^<]*</m\w+>")
 
-# bars of norms, which have to know that they open and close
+# bars of norms, which have to be marked as opening and closing
 NORM = re.compile(r"\\([lr])(vert|Vert)(?![A-Za-z])")
 
 
@@ -23,7 +23,7 @@ def _stretched(match: re.Match[str]) -> str:
 
 
 def set_equations(content: str, page: str) -> str:
-    """The page's HTML with every marked formula as MathML."""
+    """Return the HTML of the page with every marked formula as MathML."""
     content = INLINE.sub(lambda match: mathml(match["latex"], page, "inline"), content)
     content = DISPLAY.sub(lambda match: f'<div class="equation">{mathml(match["latex"], page, "block")}</div>', content)
     if 'class="arithmatex"' in content:
@@ -35,7 +35,7 @@ def mathml(latex: str, page: str, display: str) -> str:
     latex = html.unescape(latex).strip()
     try:
         result: str = convert(NORM.sub(_stretched, latex), display=display)
-    # the converter has an exception for each mistake, some of them of Python's own
+    # the converter raises many types of exceptions, some of them Python's own
     except Exception as error:
         raise PluginError(f"{page}: cannot convert the formula {latex!r}: {type(error).__name__} {error}") from error
     unknown = LEFT_OVER.search(result)

@@ -1,6 +1,6 @@
-"""The figures of `softline analyze` with their numbers, as `docs/figures` holds them.
+"""Show the figures of `softline analyze` in `docs/figures` with their numbers.
 
-NAME.json beside the figure says what is in it and which command made it; the tables are made from it.
+NAME.json next to a figure contains its numbers and the command that made it; the tables are made from it.
 """
 
 import json
@@ -17,23 +17,25 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def figure(name: str, description: str) -> tuple[str, list[Table]]:
-    """Markdown of the figure and its command, and the tables of its numbers.
+    """Return the Markdown of a figure and its command, and the tables of its numbers.
 
-    name: the analysis, or the analysis and what tells the figure from another of its kind (``locality_deit``).
+    name: the analysis, optionally followed by a suffix if there are several figures (``locality_deit``).
     """
     kind = name.partition("_")[0]
-    # pictures are photographs in part
+    # heat maps contain photographs
     image = FIGURES / f"{name}.{'png' if kind == 'heatmap' else 'svg'}"
     numbers = FIGURES / f"{name}.json"
     for path in (image, numbers):
         if not path.is_file():
-            raise ValueError(f"{path.relative_to(FIGURES.parents[1])} is not there: make it by softline analyze {kind}")
+            raise ValueError(
+                f"{path.relative_to(FIGURES.parents[1])} does not exist: create it with softline analyze {kind}"
+            )
     content = json.loads(numbers.read_text())
-    # where the figure went says nothing about it
+    # the output path does not influence the figure
     command = re.sub(r" --output \S+", "", content.pop("command"))
     if re.search(r"[ =]/", command):
-        raise ValueError(f"{numbers.name} was made with paths of one machine: {command}")
-    # a click shows it alone, as large as the window: phones need it
+        raise ValueError(f"{numbers.name} was made with absolute paths: {command}")
+    # a click opens the figure alone and as large as the window, which phones need
     address = f"../figures/{image.name}"
     return f"[![{description}]({address})]({address})\n\nMade by `{command}`.", TABLES[kind](content)
 
@@ -44,7 +46,7 @@ def _newton(content: dict[str, Any]) -> list[Table]:
         for name, stages in content["models"].items()
         for one in stages
     ]
-    return [(["mean residual", "where", "m", *(f"k = {step}" for step in STEPS)], rows)]
+    return [(["mean residual", "stage", "m", *(f"k = {step}" for step in STEPS)], rows)]
 
 
 def _spectrum(content: dict[str, Any]) -> list[Table]:
@@ -59,7 +61,7 @@ def _spectrum(content: dict[str, Any]) -> list[Table]:
 
 
 def _injectivity(content: dict[str, Any]) -> list[Table]:
-    head = [f"{content['images']} images", "confused pairs in an image", "of pairs that are far apart"]
+    head = [f"{content['images']} images", "confused pairs per image", "share of pairs that are far apart"]
     models = content["models"].items()
     return [(head, [[name, f"{one['mean']:,.1f}", f"{100 * one['share_of_far_pairs']:.3g} %"] for name, one in models])]
 
@@ -74,7 +76,7 @@ def _locality(content: dict[str, Any]) -> list[Table]:
     if content["accuracies"]:
         keys = [one["keys"] for one in next(iter(content["accuracies"].values()))]
         rows = [[name, *(f"{100 * one['top1']:.1f}" for one in found)] for name, found in content["accuracies"].items()]
-        tables.append((["top-1 in percent, hidden:", *keys], rows))
+        tables.append((["top-1 in percent, hidden keys", *keys], rows))
     return tables
 
 

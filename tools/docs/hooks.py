@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site: generated pages and tables, equations."""
+"""Hooks that mkdocs calls while it builds the site: generated pages, listings and equations."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from mkdocs.structure.pages import Page
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The navigation lists whatever is registered."""
+    """List every registered attention in the navigation."""
     assert config.nav is not None, "mkdocs.yml has a navigation"
     for section in config.nav:
         if section.get("Attentions") == "GENERATED":

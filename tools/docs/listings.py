@@ -1,44 +1,45 @@
-"""Parts of pages that are made from the code, the recipes and the measurements.
+"""Generate the parts of pages that come from the code and the recipes.
 
-A page asks for one by a comment of its own line:
+A page requests one with a comment on a line of its own:
 
+    <!-- docs: attentions -->                   all attentions
     <!-- docs: models -->                       the backbones of each family
     <!-- docs: recipes -->                      the recipes in the package
+    <!-- docs: presets -->                      the presets of `softline compare`
     <!-- docs: figure NAME, DESCRIPTION -->     a figure of `softline analyze` with its command and numbers
     <!-- docs: section FILE, HEADING -->        the text under a heading of another file of the repository
-    <!-- speed: NAME TABLE --> <!-- /speed -->  a table of measurements, see tools/make_speed_table.py
 """
 
 import importlib
-import importlib.util
 import re
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import attention_pages
 import figures
 import timm
 import yaml
 from docstrings import inline, references, to_markdown
 from mkdocs.exceptions import PluginError
+from tables import described_table, table
 
 import softline.ops
 from softline.backbones import MODEL_NAMES
 from softline.checks import check_option
 from softline.engine.reading import list_recipes, merge
+from softline.engine.task import TASKS
+from softline.experiments.presets import PRESETS
 from softline.measure.catalog import REPORTED_TOP1
-from softline.weights.releases import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 REQUEST = re.compile(r"^<!-- docs: (?P<what>\w+)(?: (?P<rest>.*?))? -->$", flags=re.MULTILINE)
-TASKS = ("classification", "detection", "segmentation", "sequence")
 
 
 def fill(markdown: str, page: str) -> str:
-    """The page with every request answered."""
+    """Return the page with every request replaced by its listing."""
 
     def answer(match: re.Match[str]) -> str:
         if match["what"] not in REQUESTS:
@@ -46,34 +47,13 @@ def fill(markdown: str, page: str) -> str:
         return REQUESTS[match["what"]](*(match["rest"] or "").split(", "))
 
     try:
-        markdown = speed_tables().fill(markdown, ROOT / "benchmarks" / "results")
         return REQUEST.sub(answer, markdown)
     except ValueError as error:
         raise PluginError(f"{page}: {error}") from error
 
 
-@cache
-def speed_tables() -> ModuleType:
-    """tools/make_speed_table.py, which is a script."""
-    spec = importlib.util.spec_from_file_location("make_speed_table", ROOT / "tools" / "make_speed_table.py")
-    assert spec is not None, "the script is there"
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-
-
-def described_table(head: list[str], rows: list[list[str]]) -> str:
-    """A table whose last column is text, which has most of the width."""
-    return f'<div class="described" markdown>\n\n{table(head, rows)}\n\n</div>'
-
-
 def section(path: str, heading: str) -> str:
-    """The text under a heading of a Markdown file, up to the next heading that is as high."""
+    """Return the text under a heading of a Markdown file, up to the next heading of the same level."""
     text = (ROOT / path).read_text()
     found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^\1 |\Z)", text, flags=re.MULTILINE | re.DOTALL)
     if found is None:
@@ -83,16 +63,16 @@ def section(path: str, heading: str) -> str:
 
 @cache
 def models(_: str = "") -> str:
-    """For each family its description and a table of its models."""
-    families: dict[str, list[str]] = {module.__name__: [] for module in FAMILIES.values()}
+    """Return the description of each family and a table of its models."""
+    families: dict[str, list[str]] = {}
     for name in MODEL_NAMES:
-        families[timm.model_entrypoint(name).__module__].append(name)
+        families.setdefault(timm.model_entrypoint(name).__module__, []).append(name)
     return "\n\n".join(_family(module, names) for module, names in families.items())
 
 
 def _family(module: str, names: list[str]) -> str:
     documentation = importlib.import_module(module).__doc__
-    assert documentation is not None, "every family says what it is"
+    assert documentation is not None, "every family has a docstring"
     head = ["name", "image", "parameters", "reported top-1"]
     text = to_markdown(documentation, references())
     return f"### {module.rpartition('.')[2]}\n\n{text}\n\n{table(head, [_model(name) for name in names])}"
@@ -110,16 +90,15 @@ def _model(name: str) -> list[str]:
 
 @cache
 def recipes(_: str = "") -> str:
-    """For each task a table of its recipes."""
+    """Return a table of recipes for each task."""
     texts = {name: (files("softline") / "recipes" / f"{name}.yaml").read_text() for name in list_recipes()}
     contents = {name: _resolve(name, texts) for name in texts}
     parts = []
-    for task in TASKS:
+    for task in sorted(TASKS):
         rows = [_recipe(name, texts[name], contents[name]) for name in texts if contents[name]["task"] == task]
-        parts.append(f"### {task.capitalize()}\n\n{described_table(['recipe', 'model', ''], rows)}")
-    left = [name for name in texts if contents[name]["task"] not in TASKS]
-    if left:
-        raise ValueError(f"recipes of a task that tools/docs/listings.py does not list: {', '.join(left)}")
+        # a task of another package has its recipes elsewhere
+        if rows:
+            parts.append(f"### {task.capitalize()}\n\n{described_table(['recipe', 'model', ''], rows)}")
     return "\n\n".join(parts)
 
 
@@ -138,13 +117,13 @@ def _recipe(name: str, text: str, content: dict[str, Any]) -> list[str]:
 
 
 def _first_sentence(text: str) -> str:
-    """Of the comment that a file begins with, up to a colon that ends a line; nothing if it begins otherwise."""
+    """Return the first sentence of the comment at the top of a file, up to a colon that ends a line."""
     lines: list[str] = []
     for line in text.splitlines():
         if not line.startswith("# ") or (lines and lines[-1].endswith(":")):
             break
         lines.append(line.removeprefix("# "))
-    # a full stop before a digit, as in "Fig. 5", ends nothing
+    # a full stop before a digit, as in "Fig. 5", does not end a sentence
     return re.split(r"(?<=\.) (?=\D)", " ".join(lines))[0].rstrip(":")
 
 
@@ -154,8 +133,18 @@ def figure(name: str, description: str) -> str:
     return "\n\n".join([text, *(table(head, rows) for head, rows in tables)])
 
 
+@cache
+def presets(_: str = "") -> str:
+    """Return a table of the presets of `softline compare`."""
+    rows = [
+        [f"`{preset.name}`", preset.reference, ", ".join(variant.name for variant in preset.variants), preset.title]
+        for preset in PRESETS.values()
+    ]
+    return described_table(["preset", "in the papers", "variants", ""], rows)
+
+
 def operator_reference() -> str:
-    """The reference of `softline.ops`: a section for each file."""
+    """Return the reference of `softline.ops` with one section per file."""
     modules: dict[str, list[str]] = {}
     for name in softline.ops.__all__:
         home = getattr(getattr(softline.ops, name), "__module__", "softline.ops.linear")
@@ -167,4 +156,11 @@ def operator_reference() -> str:
     return "\n\n".join(parts)
 
 
-REQUESTS: dict[str, Callable[..., str]] = {"models": models, "recipes": recipes, "figure": figure, "section": section}
+REQUESTS: dict[str, Callable[..., str]] = {
+    "attentions": attention_pages.overview,
+    "models": models,
+    "recipes": recipes,
+    "presets": presets,
+    "figure": figure,
+    "section": section,
+}

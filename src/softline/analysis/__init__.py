@@ -1,1 +1,1 @@
-"""The figures of both papers, on any model and any images: one file for each."""
+"""The figures of both papers for any model and any images, one module for each figure."""

@@ -1,4 +1,4 @@
-"""What attention costs over the number of tokens: multiply-adds and peak memory of one layer, counted, not timed."""
+"""How the cost of one attention layer grows with the number of tokens: multiply-adds and peak memory, counted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from softline.errors import UserError
 from softline.measure.cases import LayerCase, Setting, check_attentions, prepare
 from softline.measure.counting import count_macs, peak_bytes
 from softline.measure.growth import growth_exponent
-from softline.plotting.colors import LABELS, comparison_colors
+from softline.plotting.colors import comparison_colors, label_of
 from softline.plotting.figures import log_ticks, new_axes, tidy
 
 PANELS: tuple[tuple[str, str, float], ...] = (
@@ -19,11 +19,13 @@ PANELS: tuple[tuple[str, str, float], ...] = (
 
 @dataclass(frozen=True)
 class LayerCost:
+    """The cost of a forward pass of one attention layer."""
+
     attention: str
     tokens: int
     macs: int
     peak_bytes: int
-    """Most bytes of tensors in a forward pass, beyond weights and input."""
+    """Largest number of bytes that tensors take at once, beyond weights and input."""
 
 
 def layer_costs(
@@ -33,7 +35,7 @@ def layer_costs(
     dim: int = 64,
     num_heads: int = 2,
 ) -> list[LayerCost]:
-    """Of each attention with its projections on square grids of ``sides`` tokens."""
+    """Count the cost of each attention, projections included, on square grids of ``sides`` x ``sides`` tokens."""
     check_attentions(attentions)
     if not attentions or not sides:
         raise UserError("name at least one attention and one grid")
@@ -48,7 +50,7 @@ def layer_costs(
 
 
 def cost_exponents(costs: Sequence[LayerCost]) -> dict[str, dict[str, float | None]]:
-    """p of cost ~ N^p, by attention, of multiply-adds and memory."""
+    """The exponents p of cost ~ N^p for multiply-adds and memory, by attention."""
     return {
         name: {
             key: _exponent([(one.tokens, getattr(one, key)) for one in costs if one.attention == name])
@@ -59,14 +61,14 @@ def cost_exponents(costs: Sequence[LayerCost]) -> dict[str, dict[str, float | No
 
 
 def _exponent(points: Sequence[tuple[int, int]]) -> float | None:
-    """Over the two largest sizes: small ones are mostly projections."""
+    """The exponent between the two largest sizes: small ones are mostly projections."""
     if len(points) < 2:
         return None
     return growth_exponent(*zip(*sorted(points)[-2:], strict=True))
 
 
 def plot_layer_costs(costs: Sequence[LayerCost]) -> Any:
-    """Two panels on logarithmic axes, the legend with the exponents."""
+    """Draw both costs on logarithmic axes; the legend names the exponents."""
     exponents = cost_exponents(costs)
     colors = comparison_colors(list(exponents))
     figure, axes = new_axes(1, 2, figsize=(13, 4.8))
@@ -75,7 +77,7 @@ def plot_layer_costs(costs: Sequence[LayerCost]) -> Any:
         for name in sorted(exponents, key=lambda name: -largest[name]):
             mine = [one for one in costs if one.attention == name]
             power = exponents[name][key]
-            label = LABELS.get(name, name) + ("" if power is None else f": $N^{{{power:.2f}}}$")
+            label = label_of(name) + ("" if power is None else f": $N^{{{power:.2f}}}$")
             points = [(one.tokens, getattr(one, key) / unit) for one in mine]
             axis.plot(*zip(*points, strict=True), "o-", color=colors[name], linewidth=2, markersize=4.5, label=label)
         log_ticks(axis, sorted({one.tokens for one in costs}))

@@ -1,9 +1,9 @@
-"""Where models look: rows of the attention weights on the image (Figs. 4 and 7 of SOFT, Fig. 4 of InLine).
+"""Attention heat maps: rows of the weights on the image (Figs. 4 and 7 of SOFT, Fig. 4 of InLine).
 
-Also attention rollout (Abnar and Zuidema, https://arxiv.org/abs/2005.00928): how much the tokens that the classifier
-reads depend on each patch, when half of every block's output is its input and half what its attention, the mean of the
-heads, gathers. Weights may be negative here and rows need not sum to 1: their sizes are taken, each row divided by its
-sum. Between the stages of a pyramid a token stands evenly for its part of the image.
+Attention rollout (Abnar and Zuidema, https://arxiv.org/abs/2005.00928) shows how much the classifier's input depends on
+each patch. It assumes that half of every block's output is the block's input, and half what its attention gathers,
+averaged over the heads. Since weights may be negative here and rows need not sum to 1, absolute values are taken and
+each row is divided by its sum. Between the stages of a pyramid a token's share spreads evenly over its part of the image.
 """
 
 from collections.abc import Sequence
@@ -25,24 +25,23 @@ from softline.plotting.colors import COOL, WARM
 from softline.plotting.contrast import contrast
 from softline.plotting.figures import new_axes
 
-__all__ = ["HeatMap", "contrast", "heat_maps", "plot_heat_maps", "query_map", "rollout"]
-
 
 @dataclass(frozen=True)
 class HeatMap:
-    """One map of one picture."""
+    """A map of one picture for one model."""
 
     subject: str
     picture: str
     column: str
-    """What it shows: the layer and head, or the rollout."""
+    """The layer and head that the map shows, or "rollout"."""
     query: tuple[int, int] | None
-    """Row and column in the grid; None for the rollout."""
+    """Row and column of the query in the grid; None for the rollout."""
     grid_size: GridSize
     values: Tensor
     """[height, width]"""
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dictionaries."""
         listed = [[float(f"{value:.5g}") for value in row] for row in self.values.tolist()]
         return {**{k: v for k, v in vars(self).items() if k != "values"}, "values": listed}
 
@@ -57,10 +56,10 @@ def heat_maps(
     size: int | None = None,
     with_rollout: bool = False,
 ) -> tuple[Tensor, list[HeatMap]]:
-    """The picture as the subject sees it, in 0 to 1 [C, H, W]; and a map for each layer and head.
+    """Compute a map for each layer and head; also return the picture as the subject sees it, [C, H, W] from 0 to 1.
 
     query: (x, y), each from 0 (left, top) to 1.
-    heads: from 0; None is the mean of all.
+    heads: indices from 0; None takes the mean of all heads.
     """
     image = subject.prepare(picture.image, size)
     seen, _ = subject.look(image[None])
@@ -80,7 +79,7 @@ def heat_maps(
 
 
 def cell_at(query: tuple[float, float], grid_size: GridSize) -> tuple[int, int]:
-    """Row and column of the token at (x, y), each from 0 to 1."""
+    """Row and column of the token at (x, y), each coordinate from 0 to 1."""
     x, y = query
     if not (0 <= x <= 1 and 0 <= y <= 1):
         raise UserError(f"a query is X,Y from 0 (left, top) to 1 (right, bottom), got {x:g},{y:g}")
@@ -90,7 +89,10 @@ def cell_at(query: tuple[float, float], grid_size: GridSize) -> tuple[int, int]:
 
 @torch.no_grad()
 def query_map(given: LayerInput, token: int, *, head: int | None = None) -> Tensor:
-    """How much a token of one image takes from each of the grid's [height, width]: of a head, or the mean for None."""
+    """The weights that a token of one image gives to the tokens of the grid: [height, width].
+
+    head: index from 0; None takes the mean of all heads.
+    """
     row = given.rows()(torch.tensor([token], device=given.x.device))[0, :, 0]  # [heads, N]
     if head is not None:
         check_index("head", head, len(row))
@@ -99,14 +101,15 @@ def query_map(given: LayerInput, token: int, *, head: int | None = None) -> Tens
 
 @torch.no_grad()
 def rollout(backbone: Backbone, seen: Sequence[LayerInput]) -> Tensor:
-    """How much what the classifier reads depends on each token of the first stage: [B, height, width], sums of 1.
+    """How much the classifier's input depends on each token of the first stage: [B, height, width], each map sums to 1.
 
-    seen: the inputs of all blocks' attentions, in order.
+    seen: the inputs of the attentions of all blocks, in order.
     """
-    blocks = sum(len(stage.blocks) for stage in backbone._stages())
+    stages: list[Any] = list(backbone.stages)
+    blocks = sum(len(stage.blocks) for stage in stages)
     if len(seen) != blocks:
         raise UserError(
-            f"rollout needs the weights of all {blocks} blocks, and {blocks - len(seen)} cannot give theirs"
+            f"rollout needs the weights of all {blocks} blocks, but {blocks - len(seen)} of them have none to give"
         )
     last = seen[-1]
     share = last.x.new_zeros(len(last.x), last.tokens, dtype=torch.float32)
@@ -127,7 +130,7 @@ def rollout(backbone: Backbone, seen: Sequence[LayerInput]) -> Tensor:
 
 
 def _through(given: LayerInput, share: Tensor) -> Tensor:
-    """Shares of the tokens after attention [B, N] -> of those before it."""
+    """From the shares of the tokens after attention to those of the tokens before it: [B, N] -> [B, N]."""
     gathered = torch.zeros_like(share)
     for tokens, rows in given.row_blocks():
         sizes = rows.float().mean(1).abs()  # [B, R, N]
@@ -137,9 +140,9 @@ def _through(given: LayerInput, share: Tensor) -> Tensor:
 
 
 def _to_finer(share: Tensor, given: LayerInput, before: LayerInput) -> Tensor:
-    """From the tokens of a stage to those of the one before, which lie on the same part of the image.
+    """From the shares of a stage's tokens to those of the previous stage's, on the same part of the image.
 
-    Class tokens begin with their stage: what they hold is left behind.
+    Class tokens begin with their stage: their share is dropped.
     """
     rows, columns = (_overlaps(*sizes).to(share) for sizes in zip(given.grid_size, before.grid_size, strict=True))
     finer = rows.mT @ given.on_grid(share) @ columns
@@ -147,7 +150,7 @@ def _to_finer(share: Tensor, given: LayerInput, before: LayerInput) -> Tensor:
 
 
 def _overlaps(coarse: int, fine: int) -> Tensor:
-    """How much of each of ``coarse`` equal parts of a line lies on each of ``fine`` [coarse, fine]; rows sum to 1."""
+    """How much of each of ``coarse`` equal parts of a line lies on each of ``fine``: [coarse, fine], rows sum to 1."""
     left, right = (torch.arange(start, coarse + start)[:, None] / coarse for start in (0, 1))
     begin, end = (torch.arange(start, fine + start) / fine for start in (0, 1))
     return coarse * (right.minimum(end) - left.maximum(begin)).clamp(min=0)
@@ -157,7 +160,7 @@ def _overlaps(coarse: int, fine: int) -> Tensor:
 
 
 def plot_heat_maps(rows: Sequence[tuple[Tensor, list[HeatMap]]]) -> Any:
-    """A line of panels for each image and model: the image with the query marked, then a map for each column."""
+    """Draw a row of panels for each image and model: the image with the query marked, then one panel for each map."""
     columns = list(dict.fromkeys(one.column for _, maps in rows for one in maps))
     figure, axes = new_axes(len(rows), len(columns) + 1, figsize=(1.9 * (len(columns) + 1), 1.95 * len(rows) + 0.4))
     for line, (image, maps) in zip(axes, rows, strict=True):
@@ -178,7 +181,7 @@ def _draw(axis: Any, image: Tensor, one: HeatMap | None) -> None:
 
     height, width = image.shape[-2:]
     extent = (0, width, height, 0)
-    # under a map grey, and lighter, so that colours show on a dark ground
+    # grey and lighter under a map, so that its colours show on dark images
     shown = image.mean(0) * 0.7 + 0.3 if one is not None else image.permute(1, 2, 0).squeeze(-1)
     axis.imshow(shown.numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
     if one is None:
@@ -190,7 +193,7 @@ def _draw(axis: Any, image: Tensor, one: HeatMap | None) -> None:
 
 
 def _mark(axis: Any, image: Tensor, one: HeatMap | None) -> None:
-    """The query's patch."""
+    """Draw a frame around the query's patch."""
     from matplotlib.patches import Rectangle
 
     if one is None or one.query is None:

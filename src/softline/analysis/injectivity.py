@@ -1,9 +1,9 @@
 """Whether different queries get different weights: Figs. 1 and 2 of the InLine paper.
 
-The criterion of its Fig. 2 is not known. Here two queries p and q of one image, layer and head are confused if they are
-far apart, ||p - q||_2 > query_distance * mean ||q||_2 over that head's queries, and their weights are alike,
-max |w(p) - w(q)| < weight_distance / N for N tokens, 1 / N being the mean weight of a row that sums to 1. Unordered
-pairs are counted, and summed over heads and layers.
+The criterion of Fig. 2 is not published. Here two queries p and q of the same image, layer and head are confused if
+they are far apart, ||p - q||_2 > query_distance * mean ||q||_2 over that head's queries, and their weights are alike,
+max |w(p) - w(q)| < weight_distance / N for N tokens; 1 / N is the mean weight of a row that sums to 1. Unordered pairs
+are counted and summed over heads and layers.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ from softline.backbones.inspection import Layer, LayerInput
 from softline.checks import check_integer, check_number
 from softline.errors import UserError
 from softline.ops.inputs import hide
-from softline.plotting.colors import LABELS, comparison_colors
+from softline.plotting.colors import comparison_colors, label_of
 from softline.plotting.figures import plotting, tidy
 
 QUERY_DISTANCE, WEIGHT_DISTANCE = 0.5, 0.01
-# of each layer, spread over its tokens, where there are more
 MOST_QUERIES = 196
+"""Number of queries compared in a layer with more tokens, spread evenly over them."""
 
 
 # the toy example
 
 
 class Toy(NamedTuple):
-    """One panel: queries, keys and what phi is."""
+    """One panel of the toy example: queries, keys and the feature map phi."""
 
     title: str
     queries: Tensor
@@ -42,7 +42,7 @@ class Toy(NamedTuple):
     shift: Tensor
 
     def weights(self) -> dict[str, Tensor]:
-        """Of four queries to four keys [4, 4] by three attentions."""
+        """The weights of four queries to four keys [4, 4] with three attentions."""
         q, k = self.queries[None, None], self.keys[None, None]
         phi_q, phi_k = self._phi(q), self._phi(k)
         found = {
@@ -86,13 +86,13 @@ class Confusions:
 
     per_image: list[int]
     pairs: int
-    """Compared in each image."""
+    """Number of pairs compared in each image."""
     far: int
-    """Pairs of all images whose queries are far apart."""
+    """Number of pairs, in all images together, whose queries are far apart."""
     by_layer: dict[str, float] = field(default_factory=dict)
-    """Mean of each layer."""
+    """Mean number of confused pairs in each layer."""
     left_out: list[str] = field(default_factory=list)
-    """Layers whose queries are not known."""
+    """Layers that are not counted because their queries are not known."""
 
     @property
     def mean(self) -> float:
@@ -100,7 +100,7 @@ class Confusions:
 
     @property
     def share(self) -> float:
-        """Of the pairs whose queries are far apart."""
+        """Confused pairs as a fraction of those whose queries are far apart."""
         return sum(self.per_image) / self.far if self.far else 0.0
 
 
@@ -113,7 +113,7 @@ def count_confusions(
     weight_distance: float = WEIGHT_DISTANCE,
     most_queries: int = MOST_QUERIES,
 ) -> Confusions:
-    """Confused pairs of queries in each picture, over all layers and heads."""
+    """Count the confused pairs of queries in each picture, over all layers and heads."""
     check_number("query_distance", query_distance, 0)
     check_number("weight_distance", weight_distance, 0)
     check_integer("most_queries", most_queries, 2)
@@ -145,16 +145,14 @@ class _Counts(NamedTuple):
 
 @torch.no_grad()
 def _count(given: LayerInput, query_distance: float, weight_distance: float, most_queries: int) -> _Counts:
-    attention = given.layer.attention
-    assert isinstance(attention, MultiHeadAttention), "layers without queries are left out"
     n = given.tokens
     tokens = torch.linspace(0, n - 1, min(n, most_queries), device=given.x.device).round().long()
     rows = given.rows()(tokens).float()  # [B, heads, R, N]
-    q = attention.operands(given.x, given.grid_size, given.key_mask)["q"].float()
+    q = given.call.operands()["q"].float()
     if q.shape[1] != rows.shape[1]:
-        # Hydra's heads are channels: the query is the whole token
+        # Hydra's heads are the channels: there the query is the whole token
         q = q.transpose(1, 2).flatten(2)[:, None].expand(-1, rows.shape[1], -1, -1)
-    # padding of windows is no query and no key
+    # the padding of windows is neither query nor key
     real = given.x.new_ones(given.x.shape[:2], dtype=torch.bool) if given.key_mask is None else given.key_mask
     counts = real.sum(-1).clamp(min=1)[:, None, None, None]
     lengths = hide(q, real).norm(dim=-1).sum(-1)[..., None, None] / counts
@@ -169,7 +167,7 @@ def _count(given: LayerInput, query_distance: float, weight_distance: float, mos
 
 
 def plot_injectivity(confusions: dict[str, Confusions], criterion: str) -> Any:
-    """The two toy panels and, of models, the distribution of confusions over images."""
+    """Draw the two toy panels and, for models, the distribution of confusions over images."""
     height = 5.0 if confusions else 4.4
     figure = plotting().figure(figsize=(13.2 if confusions else 8, height), layout="constrained")
     parts: list[Any] = list(figure.subfigures(1, 2, width_ratios=(1.45, 1))) if confusions else [figure]
@@ -192,7 +190,7 @@ def _draw_toy(axis: Any, name: str, weights: Tensor) -> None:
     axis.set_yticks(range(4), [f"$q_{i}$" for i in range(1, 5)])
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
-    axis.set_title(LABELS[name], fontsize=10)
+    axis.set_title(label_of(name), fontsize=10)
 
 
 def _draw_confusions(axis: Any, confusions: dict[str, Confusions], criterion: str) -> None:

@@ -1,8 +1,8 @@
-"""What is analysed: models, trained or fresh, and the images that they are shown."""
+"""The subjects of an analysis, which are trained or fresh models, and the images that they are shown."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from softline.backbones.creation import create_for_size
 from softline.backbones.inspection import Layer, LayerInput, attention_layers, find_backbone, look
 from softline.checks import check_at_least, check_integer
 from softline.data.images import ImageSource, open_source
@@ -18,43 +19,37 @@ from softline.data.images.datasets import to_mode
 from softline.data.images.folders import image_extensions, is_image_name
 from softline.data.images.photographs import PHOTOGRAPHS, open_photograph
 from softline.data.images.single import read_image
-from softline.engine.recipe import ModelRecipe
 from softline.errors import UserError
 from softline.measure.cases import parse_model
-from softline.tasks.classification.recipe import ClassificationRecipe
 from softline.tasks.images import eval_image_transform, image_settings
 from softline.tasks.loading import load_trained
-from softline.tasks.networks import build_model
-
-CLASSES_OF_FRESH_MODELS = 1000
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in eval mode with all that is needed to show it an image."""
+    """A model in eval mode, with everything needed to show it an image."""
 
     name: str
-    """What tables and figures call it."""
+    """What tables and figures call the model."""
     model: nn.Module
-    """A classifier; of a detector or segmenter its backbone."""
     classes: tuple[str, ...]
-    """Names by label; empty if it names none."""
+    """Names by label; empty if the model names none."""
     settings: dict[str, Any]
-    """Size, colours and crop of its images."""
+    """Size, mean, std, interpolation, crop and colour mode of the model's images."""
     trained: bool
-    data: tuple[str, str, str | None] | None = field(default=None)
-    """Source, split and root of the images that its training was validated on."""
+    data: tuple[str, str, str | None] | None = None
+    """Source, split and root of the images on which its training was validated."""
 
     @cached_property
     def layers(self) -> list[Layer]:
-        """Attentions that can give their weights."""
+        """The layers whose attention can return its weights."""
         found = attention_layers(self.model)
         if not found:
             raise UserError(f"{self.name} has no attention to show: none of its blocks can give its weights")
         return found
 
     def prepare(self, image: Image.Image, size: int | None = None) -> Tensor:
-        """What the model sees of an image: [C, size, size]; the size that it was made for unless given."""
+        """Convert an image to the model's input [C, size, size]; the size defaults to the model's own."""
         settings = self.settings if size is None else {**self.settings, "image_size": size}
         least = find_backbone(self.model).min_size
         if settings["image_size"] < least:
@@ -65,38 +60,32 @@ class Subject:
         return tensor
 
     def shown(self, images: Tensor) -> Tensor:
-        """Prepared images [..., C, H, W] back in 0 to 1, for people."""
+        """Undo the normalisation of prepared images [..., C, H, W]: values from 0 to 1."""
         mean, std = (torch.tensor(self.settings[key])[:, None, None] for key in ("mean", "std"))
         return (images * std + mean).clamp(0, 1)
 
     def look(self, images: Tensor, layers: Sequence[Layer] | None = None) -> tuple[list[LayerInput], Tensor]:
-        """What the layers, all of them by default, are given for images [B, C, H, W]; and the logits."""
+        """Run the model on images [B, C, H, W]; return what the layers are given, and the logits.
+
+        layers: defaults to all of them.
+        """
         return look(self.model, images, self.layers if layers is None else layers)
 
 
 def open_subject(text: str, *, name: str | None = None, seed: int = 0) -> Subject:
-    """A checkpoint of `train`, a directory that timm saved, or a model by its name, with random weights.
+    """Load a checkpoint of `train` or a directory saved by timm, or create a model with random weights by its name.
 
-    text: a path, or such as ``softpp_tiny`` or ``softpp_tiny:attention=inline``.
-    name: what figures call it; by default the model's name.
-    seed: of random weights.
+    text: a path, or a model such as ``softpp_tiny`` or ``softpp_tiny:attention=inline``.
+    name: what figures call the model; defaults to its own name.
+    seed: seed of random weights.
     """
     path = Path(text)
     if not path.exists() and path.suffix not in (".pt", ".pth"):
         return _fresh(text, name, seed)
     trained = load_trained(text)
-    if trained.task == "sequence":
-        raise UserError(f"{text} was trained for sequences: there is no image to show it")
-    model = trained.model.eval()
-    if trained.task != "classification":
-        model = find_backbone(model, text)
-        return Subject(name or trained.name, model, (), image_settings(model), trained=True)
-    find_backbone(model, text)
-    data = None
-    if isinstance(trained.recipe, ClassificationRecipe):
-        given = trained.recipe.data
-        data = (given.source, given.val_split, given.root)
-    return Subject(name or trained.name, model, trained.classes, trained.settings, trained=True, data=data)
+    view = trained.view()
+    find_backbone(view.model, text)
+    return Subject(name or trained.name, view.model.eval(), view.classes, view.settings, trained=True, data=view.data)
 
 
 def _fresh(text: str, name: str | None, seed: int) -> Subject:
@@ -105,19 +94,19 @@ def _fresh(text: str, name: str | None, seed: int) -> Subject:
     case = parse_model(text)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = build_model(ModelRecipe(name=case.model, options=case.options), CLASSES_OF_FRESH_MODELS, None).eval()
+        model = create_for_size(case.model, None, **case.options).eval()
     find_backbone(model, text)
     return Subject(name or text, model, (), image_settings(model), trained=False)
 
 
 def open_subjects(texts: Sequence[str], *, seed: int = 0) -> list[Subject]:
-    """Several models: each a text for `open_subject`, with a name before it if wanted (``NAME=PATH``).
+    """Open several models, each described as for `open_subject`, optionally with a name before it (``NAME=PATH``).
 
-    Checkpoints without one are called by what tells their paths apart, such as the directories of several runs.
+    Checkpoints without a name are called by the parts of their paths that differ, such as the directories of the runs.
     """
     pairs = [_split_name(text) for text in texts]
     paths = [text for name, text in pairs if name is None and Path(text).exists()]
-    short = _telling_parts(paths) if len(paths) > 1 else {}
+    short = _differing_parts(paths) if len(paths) > 1 else {}
     check_integer("seed", seed, 0)
     if seed >= 2**63:
         raise UserError(f"seed must be below 2^63, got {seed}")
@@ -130,7 +119,7 @@ def open_subjects(texts: Sequence[str], *, seed: int = 0) -> list[Subject]:
 
 
 def _split_name(text: str) -> tuple[str | None, str]:
-    """NAME=MODEL, where MODEL:KEY=VALUE is a model without a name."""
+    """Split NAME=MODEL; in MODEL:KEY=VALUE the model has no name."""
     name, equals, rest = text.partition("=")
     if not equals or ":" in name or os.sep in name or Path(text).exists():
         return None, text
@@ -139,8 +128,8 @@ def _split_name(text: str) -> tuple[str | None, str]:
     return name, rest
 
 
-def _telling_parts(paths: Sequence[str]) -> dict[str, str]:
-    """The parts of each path that are not those of all, from the left and from the right."""
+def _differing_parts(paths: Sequence[str]) -> dict[str, str]:
+    """Each path without the parts at its beginning and end that all paths share."""
     parts = {path: list(Path(path).resolve().parts) for path in paths}
     for side in (0, -1):
         while all(len(part) > 1 for part in parts.values()) and len({part[side] for part in parts.values()}) == 1:
@@ -154,15 +143,17 @@ def _telling_parts(paths: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Picture:
+    """An image to show to models."""
+
     name: str
     image: Image.Image
     label: int | None = None
 
 
 def choose_pictures(subject: Subject, paths: Sequence[str], count: int) -> list[Picture]:
-    """``count`` images at most: those of files and folders; without any the subject's validation images.
+    """Choose at most ``count`` images from files and folders; without paths, from the subject's validation images.
 
-    A model without data of its own is shown the package's photographs.
+    A model without data of its own is shown the photographs that come with the package.
     """
     check_at_least("count", count, 1)
     if paths:
@@ -173,9 +164,9 @@ def choose_pictures(subject: Subject, paths: Sequence[str], count: int) -> list[
 
 
 def own_source(subject: Subject) -> ImageSource:
-    """The images that the subject's training was validated on."""
+    """Open the images on which the subject's training was validated."""
     if subject.data is None:
-        raise UserError(f"{subject.name} was not trained by softline for classification: it has no images of its own")
+        raise UserError(f"{subject.name} has no labelled images of its own: softline did not train it to classify")
     source, split, root = subject.data
     opened = open_source(source, split, root=root)
     if not isinstance(opened, ImageSource):
@@ -184,7 +175,7 @@ def own_source(subject: Subject) -> ImageSource:
 
 
 def read_pictures(paths: Sequence[str], count: int) -> list[Picture]:
-    """The first ``count`` images of files and folders, folders searched throughout and in alphabetical order."""
+    """Read the first ``count`` images of files and folders; folders are searched recursively, in alphabetical order."""
     files: list[Path] = []
     for path in map(Path, paths):
         found = sorted(file for file in path.rglob("*") if is_image_name(file.name)) if path.is_dir() else [path]
@@ -195,7 +186,7 @@ def read_pictures(paths: Sequence[str], count: int) -> list[Picture]:
 
 
 def source_pictures(source: ImageSource, count: int) -> list[Picture]:
-    """``count`` images spread evenly over the source."""
+    """Load ``count`` images spread evenly over a source."""
     check_at_least("count", count, 1)
     count = min(count, len(source))
     if not count:

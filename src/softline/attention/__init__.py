@@ -1,11 +1,21 @@
 """Attention modules: projections around one operator of `softline.ops`, by name.
 
-`create_attention` builds one, `ATTENTIONS` lists them, `Attention` is what they all do.
+`create_attention` builds one, `ATTENTIONS` lists them, `Attention` is what they all do. The context managers of
+`softline.attention.hooks` record or replace the attention of a model while it runs.
 """
 
 from softline.attention.efficient import efficient
 from softline.attention.focused import focused
 from softline.attention.gaussian import gaussian
+from softline.attention.hooks import (
+    AttentionCall,
+    find_attentions,
+    record_attention,
+    replace_attended,
+    replace_weights,
+    uncapped_landmarks,
+    without_attention,
+)
 from softline.attention.hydra import hydra
 from softline.attention.inline import inline
 from softline.attention.linear import linear
@@ -21,9 +31,11 @@ from softline.attention.softmax import softmax
 __all__ = [
     "ATTENTIONS",
     "Attention",
+    "AttentionCall",
     "MultiHeadAttention",
     "create_attention",
     "efficient",
+    "find_attentions",
     "focused",
     "gaussian",
     "hydra",
@@ -32,8 +44,13 @@ __all__ = [
     "linformer",
     "nystrom",
     "performer",
+    "record_attention",
     "reformer",
+    "replace_attended",
+    "replace_weights",
     "soft",
     "softmax",
     "softpp",
+    "uncapped_landmarks",
+    "without_attention",
 ]

@@ -7,7 +7,7 @@ from softline.attention.registry import ATTENTIONS
 
 @ATTENTIONS.register("efficient")
 def efficient(dim: int, num_heads: int, *, num_prefix_tokens: int = 0, qkv_bias: bool = True) -> MultiHeadAttention:
-    """Softmax of queries over channels and of keys over tokens."""
+    """Efficient attention: softmax of the queries over channels and of the keys over tokens."""
     return MultiHeadAttention(
         dim,
         num_heads,

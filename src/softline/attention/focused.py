@@ -1,6 +1,6 @@
 """Focused linear attention: FLatten Transformer (https://arxiv.org/abs/2308.00442).
 
-Deviation: the authors' position encoding of the keys, which fixes the number of tokens, is left to the backbone.
+Deviation: the authors' positional encoding of the keys, which fixes the number of tokens, is left to the backbone.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from softline.layers.local import ValueConv
 
 
 class FocusedCore(nn.Module):
-    """The learned scale of each channel, and the focusing power."""
+    """The learned scale of each channel and the focusing power."""
 
     def __init__(self, num_heads: int, head_dim: int, power: float) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class FocusedCore(nn.Module):
         nn.init.zeros_(self.scale)
 
     def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
-        # softplus is positive: dividing before the operator's relu is dividing after it, but for the operator's 1e-6
+        # softplus is positive, so dividing before the operator's relu equals dividing after it, up to its 1e-6
         scale = F.softplus(self.scale).to(q.dtype)
         return {"q": q / scale, "k": k / scale, "power": self.power}
 
@@ -49,10 +49,10 @@ def focused(
     value_conv: int | GridSize | None = 5,
     qkv_bias: bool = True,
 ) -> MultiHeadAttention:
-    """FLatten's attention.
+    """FLatten's focused linear attention.
 
     power: focusing factor p.
-    value_conv: kernel of the depthwise convolution of the values that is added; None leaves it out.
+    value_conv: kernel size of the depthwise convolution of the values that is added; None adds none.
     """
     head_dim = dim // num_heads
     local = None

@@ -9,7 +9,10 @@ from softline.attention.registry import ATTENTIONS
 def gaussian(
     dim: int, num_heads: int, *, num_prefix_tokens: int = 0, symmetric: bool = True, qkv_bias: bool = True
 ) -> MultiHeadAttention:
-    """exp(-|q - k|^2 / (2 sqrt(D))) v; ``symmetric=True`` as in the paper: keys are queries."""
+    """exp(-|q - k|^2 / (2 sqrt(D))) v.
+
+    symmetric: one projection serves as queries and keys, as in the paper.
+    """
     return MultiHeadAttention(
         dim,
         num_heads,

@@ -19,7 +19,7 @@ EXP_TEMPERATURE = 0.2
 
 
 class InlineCore(nn.Module):
-    """Feature map of queries and keys."""
+    """The feature map of queries and keys."""
 
     def __init__(self, feature_map: InlineFeatureMap) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class InlineCore(nn.Module):
 
     def _phi(self, x: Tensor) -> Tensor:
         phi = ops.FEATURE_MAPS[self.feature_map]
-        # exp leaves the range of float16 early, so that it saturates there like any result
+        # exp overflows float16 early, so it saturates there like any other result
         return narrow(phi(EXP_TEMPERATURE * widen(x)), x.dtype) if self.feature_map == "exp" else phi(x)
 
     def extra_repr(self) -> str:
@@ -53,9 +53,9 @@ def inline(
     """InLine attention with its local residual.
 
     feature_map: phi of queries and keys: "identity" (the paper's default), "relu", "leaky_relu", or "exp" (exp(0.2 x),
-        which is not normalised: queries or keys of some hundreds are beyond float32).
+        which is not normalised: queries or keys of a few hundred overflow float32).
     local_residual: add the depthwise convolution of the values whose kernels are predicted from the mean token.
-    local_kernel: rows and columns of its kernels, an int for both; (1, 3) for sequences.
+    local_kernel: kernel size of the local residual, an int or (rows, columns); (1, 3) for sequences.
     impl: see `softline.ops.inline_attention`.
     """
     check_option("impl", impl, get_args(Impl))

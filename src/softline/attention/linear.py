@@ -10,7 +10,10 @@ from softline.checks import check_option
 def linear(
     dim: int, num_heads: int, *, num_prefix_tokens: int = 0, feature_map: str = "elu", qkv_bias: bool = True
 ) -> MultiHeadAttention:
-    """phi(q) (phi(k)^T v) / normaliser; ``feature_map``: elu, relu, leaky_relu, identity or exp."""
+    """phi(q) (phi(k)^T v), normalised.
+
+    feature_map: see `softline.ops.linear_attention`.
+    """
     check_option("feature_map", feature_map, ops.FEATURE_MAPS)
     return MultiHeadAttention(
         dim,

@@ -25,7 +25,7 @@ class LinformerCore(nn.Module):
 
     def reset_parameters(self) -> None:
         for projection in (self.key_projection, self.value_projection):
-            # sums of as many tokens as there may be keep the size of one
+            # a sum over max_tokens tokens keeps the scale of a single one
             nn.init.normal_(projection, std=projection.shape[1] ** -0.5)
 
     def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
@@ -46,10 +46,11 @@ def linformer(
     max_tokens: int = 16384,
     qkv_bias: bool = True,
 ) -> MultiHeadAttention:
-    """Attention to ``rank`` learned combinations of the tokens.
+    """Attention to learned linear combinations of the tokens.
 
-    max_tokens: most tokens that the learned projections cover, prefix tokens included; more are refused. They hold
-        2 * rank * max_tokens parameters, so pass what you need.
+    rank: number of combinations.
+    max_tokens: maximum number of tokens, including prefix tokens; more raise an error. The projections have
+        2 * rank * max_tokens parameters, so pass no more than needed.
     """
     return MultiHeadAttention(
         dim,

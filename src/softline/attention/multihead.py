@@ -1,4 +1,4 @@
-"""Projections around one operator: the module behind every registered attention."""
+"""The module behind every registered attention: projections around one operator."""
 
 import functools
 from collections.abc import Callable
@@ -12,13 +12,15 @@ from softline.layers.grid import GridSize, check_grid
 from softline.ops.inputs import check_mask, hide, narrow, saturate, widen
 
 RowReader = Callable[[Tensor], Tensor]
-"""Token indices [R] -> these rows of the weights [B, heads, R, N]."""
+"""Token indices [R] -> their rows of the weights [B, heads, R, N]."""
+Override = Callable[[nn.Module, Tensor, Tensor, GridSize, Tensor | None], Tensor]
+"""``(module, values [B, heads, N, D], x [B, N, C], grid_size, mask) -> attended values [B, heads, N, D]``."""
 
 
 class Operator(NamedTuple):
     """The functions of one file in `softline.ops`, all called with the same keyword arguments.
 
-    factors: low-rank factors of the weights; without them ``weights`` also takes ``rows``.
+    factors: low-rank factors of the weights; for operators without them ``weights`` also takes ``rows``.
     """
 
     name: str
@@ -28,7 +30,7 @@ class Operator(NamedTuple):
 
 
 class Plain(nn.Module):
-    """The core of an operator that takes queries, keys and fixed options."""
+    """Core of an operator that takes only queries, keys and fixed options."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -42,13 +44,16 @@ class Plain(nn.Module):
 
 
 class MultiHeadAttention(nn.Module):
-    """Query, key and value projections, an operator, an optional local term, an output projection.
+    """Query, key and value projections, an operator, an optional local term, and an output projection.
 
-    operator: what attends.
+    operator: the attention operator.
     core: module ``(q, k, grid_size, key_mask) -> keyword arguments of the operator`` for q, k [B, H, N, D]; it holds
-        whatever the operator learns or draws (landmarks, random features, ...).
-    shared_qk: one projection serves queries and keys.
-    local: module of `softline.layers.local` whose result is added to the attended values.
+        the operator's parameters and buffers (landmarks, random features, ...).
+    shared_qk: one projection serves as queries and keys.
+    local: module of `softline.layers.local` whose output is added to the attended values.
+
+    The attribute ``override`` is a function that computes the attended values in place of the operator; None, the
+    default, leaves them to the operator. The context managers of `softline.attention.hooks` set and restore it.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class MultiHeadAttention(nn.Module):
         self.operator = operator
         self.core = core
         self.local = local
+        self.override: Override | None = None
         self.qkv = nn.Linear(dim, (2 if shared_qk else 3) * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
 
@@ -78,10 +84,13 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """[B, N, C] -> [B, N, C].
 
-        context: tokens [B, N, C] that the local term takes instead of x (their mean predicts InLine's kernels).
+        context: tokens [B, N, C] for the local term, instead of x (their mean predicts InLine's kernels).
         """
         x, q, k, v = self._project(x, grid_size, key_mask)
-        attended = self.operator.attention(**self.core(q, k, grid_size, key_mask), v=v, key_mask=key_mask)
+        if self.override is None:
+            attended = self.operator.attention(**self.core(q, k, grid_size, key_mask), v=v, key_mask=key_mask)
+        else:
+            attended = self.override(self, v, x, grid_size, key_mask)
         return self._finish(attended, _context(context, x, key_mask), v, grid_size, key_mask)
 
     def weights(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
@@ -89,23 +98,23 @@ class MultiHeadAttention(nn.Module):
         return self.operator.weights(**self.operands(x, grid_size, key_mask))
 
     def rows(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> RowReader:
-        """What reads single rows of `weights`, for N x N that do not fit in memory: O(N) for each row."""
+        """Return a function that computes single rows of `weights` in O(N) each, if all N x N do not fit in memory."""
         given = self.operands(x, grid_size, key_mask)
         if self.operator.factors is None:
             return lambda tokens: self.operator.weights(**given, rows=tokens)
         left, *others = self.operator.factors(**given)
-        # from the right: the last factor alone is as long as a row
+        # the last factors are multiplied first: their product has the length of a row
         right = functools.reduce(torch.matmul, others)
         return lambda tokens: narrow(left.index_select(-2, tokens) @ right, x.dtype)
 
     def factors(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Matrices of low rank whose product is the weights, for N too large to multiply them."""
+        """Low-rank matrices whose product is the weights, for N too large to multiply them."""
         if self.operator.factors is None:
             raise UserError(f"{self.operator.name} attention has no low-rank factors; use weights()")
         return self.operator.factors(**self.operands(x, grid_size, key_mask))
 
     def operands(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> dict[str, Any]:
-        """What the operator is given for x, except the values: queries q [B, H, N, D] and whatever it takes beside."""
+        """Keyword arguments of the operator for x, except the values: q [B, H, N, D] and the other operands."""
         _, q, k, _ = self._project(x, grid_size, key_mask)
         return {**self.core(q, k, grid_size, key_mask), "key_mask": key_mask}
 
@@ -118,23 +127,15 @@ class MultiHeadAttention(nn.Module):
         *,
         context: Tensor | None = None,
     ) -> Tensor:
-        """The output [B, N, C] that given weights [B, heads, N, N] produce."""
+        """Return the output [B, N, C] for given weights [B, heads, N, N]."""
         x, _, _, v = self._project(x, grid_size, key_mask)
-        expected = (x.shape[0], weights.shape[1], x.shape[1], x.shape[1])
-        if weights.shape != expected or weights.shape[1] not in (self.num_heads, self.dim):
-            raise UserError(
-                f"weights must have shape [B, heads, N, N] = {(expected[0], self.num_heads, *expected[2:])}, "
-                f"got {tuple(weights.shape)}"
-            )
-        # as many heads as the weights have: Hydra's are the channels
-        heads = v.transpose(2, 3).flatten(1, 2).unflatten(1, (weights.shape[1], -1)).mT
-        attended = (widen(weights) @ widen(heads)).mT.flatten(1, 2).unflatten(1, (self.num_heads, -1)).mT
-        return self._finish(narrow(attended, v.dtype), _context(context, x, key_mask), v, grid_size, key_mask)
+        attended = apply_weights(weights, v)
+        return self._finish(attended, _context(context, x, key_mask), v, grid_size, key_mask)
 
     def _project(
         self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Checked and masked input [B, N, C], and queries, keys and values [B, H, N, D]."""
+        """The checked and masked input [B, N, C], and queries, keys and values [B, H, N, D]."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise UserError(f"x must be a floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
         if x.ndim != 3 or x.shape[-1] != self.dim:
@@ -147,14 +148,14 @@ class MultiHeadAttention(nn.Module):
         parts = saturate(parts, parts.dtype).unflatten(
             -1, (-1, self.num_heads, self.dim // self.num_heads)
         )  # [B, N, 2 or 3, H, D]
-        # each part without gaps, as convolutions and products read them best: [2 or 3, B, H, N, D]
+        # contiguous parts, which convolutions and matrix products read fastest: [2 or 3, B, H, N, D]
         parts = parts.permute(2, 0, 1, 3, 4).contiguous().transpose(2, 3)
         q, *k, v = (hide(part, key_mask) for part in parts.unbind(0))
         return x, q, k[0] if k else q, v
 
     def _finish(self, attended: Tensor, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> Tensor:
         if self.local is not None:
-            # this way round, because the local term has heads side by side, as the projection reads them
+            # in this order, so that the sum has the memory layout of the local term, which the projection reads
             attended = self.local(x, v, grid_size, key_mask) + attended
         attended = saturate(attended, attended.dtype)
         out = self.proj(attended.transpose(1, 2).flatten(2))
@@ -165,8 +166,24 @@ class MultiHeadAttention(nn.Module):
         return f"{self.operator.name}, num_heads={self.num_heads}"
 
 
+def apply_weights(weights: Tensor, values: Tensor) -> Tensor:
+    """The attended values that explicit weights produce, in float32 for half-precision inputs: [B, H, N, D].
+
+    weights: [B, heads, N, N], where heads is H, or H * D if every channel is a head of its own (Hydra).
+    values: [B, H, N, D].
+    """
+    batch, heads, tokens, head_dim = values.shape
+    if weights.shape not in ((batch, heads, tokens, tokens), (batch, heads * head_dim, tokens, tokens)):
+        raise UserError(
+            f"weights must have shape [B, heads, N, N] = {(batch, heads, tokens, tokens)}, got {tuple(weights.shape)}"
+        )
+    split = values.transpose(2, 3).flatten(1, 2).unflatten(1, (weights.shape[1], -1)).mT  # [B, heads, N, D or 1]
+    attended = (widen(weights) @ widen(split)).mT.flatten(1, 2).unflatten(1, (heads, -1)).mT
+    return narrow(attended, values.dtype)
+
+
 def _context(context: Tensor | None, x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """The tokens [B, N, C] that a local term sees: x unless others are given."""
+    """The input [B, N, C] of the local term: ``context`` if given, else x."""
     if context is None:
         return x
     if context.shape != x.shape:

@@ -14,7 +14,7 @@ from softline.layers.local import ValueConv
 
 
 class NystromCore(nn.Module):
-    """Landmarks of queries and keys."""
+    """The landmarks of queries and keys."""
 
     def __init__(self, landmarks: nn.Module, iterations: int, num_prefix_tokens: int) -> None:
         super().__init__()
@@ -50,8 +50,8 @@ def nystrom(
     """Nystrom approximation of softmax attention.
 
     ratio, max_landmarks: the landmark grid, see `softline.layers.landmarks.create_landmarks`.
-    iterations: of the pseudo-inverse.
-    value_conv: kernel of the depthwise convolution of the values that is added; None leaves it out.
+    iterations: iterations of the pseudo-inverse.
+    value_conv: kernel size of the depthwise convolution of the values that is added; None adds none.
     """
     head_dim = dim // num_heads
     local = None

@@ -12,7 +12,7 @@ from softline.layers.grid import GridSize
 
 
 class PerformerCore(nn.Module):
-    """Random features, kept in the state dict."""
+    """The random features, stored in the state dict."""
 
     features: Tensor
 
@@ -45,8 +45,9 @@ def performer(
 ) -> MultiHeadAttention:
     """FAVOR+ attention.
 
-    num_features: random features that estimate the softmax kernel.
-    seed: of the random features; None draws from torch's global generator. ``module.core.redraw()`` draws anew.
+    num_features: number of random features that estimate the softmax kernel.
+    seed: seed of the random features; None draws from torch's global generator. ``module.core.redraw()`` draws new
+        ones.
     """
     return MultiHeadAttention(
         dim,

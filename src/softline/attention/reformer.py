@@ -13,7 +13,7 @@ from softline.layers.grid import GridSize
 
 
 class ReformerCore(nn.Module):
-    """Random rotations that hash the queries, kept in the state dict."""
+    """The random rotations that hash the queries, stored in the state dict."""
 
     rotations: Tensor
 
@@ -52,11 +52,12 @@ def reformer(
     seed: int | None = None,
     qkv_bias: bool = True,
 ) -> MultiHeadAttention:
-    """LSH attention; keys are queries.
+    """LSH attention, in which the queries are also the keys.
 
     bucket_size: tokens in a chunk of the sorted sequence; any number of tokens is padded to a multiple of it.
-    num_buckets, rounds: hash values of a round, and rounds of hashing.
-    seed: of the rotations; None draws from torch's global generator. ``module.core.redraw()`` draws anew.
+    num_buckets: number of hash buckets in a round.
+    rounds: number of hashing rounds.
+    seed: seed of the rotations; None draws from torch's global generator. ``module.core.redraw()`` draws new ones.
     """
     return MultiHeadAttention(
         dim,

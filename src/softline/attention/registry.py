@@ -1,7 +1,7 @@
 """Attention modules by name.
 
-A factory takes ``(dim, num_heads, *, num_prefix_tokens=0, **options)`` and returns a module that follows `Attention`.
-Other packages add theirs through the entry-point group ``softline.attention``, name = factory.
+A factory takes ``(dim, num_heads, *, num_prefix_tokens=0, **options)`` and returns a module that implements
+`Attention`. Other packages register their factories in the entry-point group ``softline.attention``.
 """
 
 import inspect
@@ -17,9 +17,9 @@ from softline.registry import Registry
 
 
 class Attention(Protocol):
-    """What every attention module does; x is [B, N, C] with N = num_prefix_tokens + H*W, key_mask is bool [B, N].
+    """Interface of every attention module; x is [B, N, C] with N = num_prefix_tokens + H*W, key_mask is bool [B, N].
 
-    Masked tokens count for nothing and their rows of the result are zero.
+    Masked tokens have no influence on the others, and their rows of the result are zero.
     """
 
     def __call__(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
@@ -27,13 +27,13 @@ class Attention(Protocol):
         ...
 
     def weights(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
-        """Explicit weights [B, heads, N, N], local convolutions not included."""
+        """Explicit weights [B, heads, N, N], without local convolutions."""
         ...
 
     def mix(self, weights: Tensor, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
-        """The output that given weights produce: ``mix(weights(x, ...), x, ...)`` equals attending, at N^2 cost.
+        """The output for given weights: ``mix(weights(x, ...), x, ...)`` equals the module's output, at N^2 cost.
 
-        Where landmarks are drawn at random this holds in evaluation mode.
+        With random landmarks this holds in evaluation mode only.
         """
         ...
 
@@ -45,10 +45,10 @@ ATTENTIONS: Registry[Factory] = Registry("attention", group="softline.attention"
 
 
 def create_attention(name: str, dim: int, num_heads: int, *, num_prefix_tokens: int = 0, **options: Any) -> nn.Module:
-    """Build the attention ``name`` for tokens of ``dim`` channels; see `Attention` for what it does.
+    """Build the attention ``name`` for tokens of ``dim`` channels; see `Attention` for its interface.
 
-    num_prefix_tokens: tokens before the grid (a class token): they attend, and are left out of anything spatial.
-    options: the keyword arguments of the attention, as documented at its factory in `softline.attention`.
+    num_prefix_tokens: tokens before the grid (such as a class token); spatial operations leave them out.
+    options: keyword arguments of the attention, documented at its factory in `softline.attention`.
     """
     check_option("attention", name, ATTENTIONS)
     for key, value in (("dim", dim), ("num_heads", num_heads), ("num_prefix_tokens", num_prefix_tokens)):
@@ -63,7 +63,7 @@ def create_attention(name: str, dim: int, num_heads: int, *, num_prefix_tokens: 
 
 
 def option_names(name: str) -> list[str] | None:
-    """The options that an attention takes; None if it takes any."""
+    """Names of the options that an attention takes; None if it accepts any."""
     parameters = inspect.signature(ATTENTIONS[name]).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None

@@ -1,10 +1,10 @@
 """SOFT and SOFT++: Softmax-free Linear Transformers (https://arxiv.org/abs/2207.03341).
 
-As in the released code: queries are divided by D^(1/4) before landmarks are taken (so that squared distance / 2 is
-Eq. 5's), learned landmarks pass LayerNorm and GELU, and a depthwise convolution of the values is added.
-Deviations: the landmark grid is capped at 7 x 7 unless ``max_landmarks=None``, and a landmark that stands for several
-of the paper's counts as often in SOFT++'s degrees, so that the weights do not grow with the image; every Newton start
-is per matrix.
+As in the released code: queries are divided by D^(1/4) before landmarks are sampled (so that half the squared distance
+is that of Eq. 5), learned landmarks pass LayerNorm and GELU, and a depthwise convolution of the values is added.
+Deviations: the landmark grid is capped at 7 x 7 unless ``max_landmarks=None``, and a landmark that represents several
+of the paper's counts that many times in SOFT++'s degrees, so that the weights do not grow with the image; the Newton
+iteration has its own start for every matrix.
 """
 
 from functools import partial
@@ -25,7 +25,7 @@ from softline.ops.soft import Inverse, check_inverse
 
 
 class SoftCore(nn.Module):
-    """Queries, their landmarks and how the landmark kernel is inverted."""
+    """The landmarks of the queries and the options of the operator."""
 
     def __init__(self, landmarks: nn.Module, *, num_prefix_tokens: int = 0, **options: Any) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class SoftCore(nn.Module):
         spatial_mask = None if key_mask is None else key_mask[:, prefix:]
         landmarks, landmark_mask = self.landmarks(q[:, :, prefix:], grid_size, spatial_mask)
         cells = cast(LandmarkPlan, self.landmarks.plan).cells_each(grid_size, spatial_mask, q.device)
-        # |D^(-1/4) q - l|^2 = D^(-1/2) |q - D^(1/4) l|^2: the few landmarks are scaled, not the many queries
+        # |D^(-1/4) q - l|^2 = D^(-1/2) |q - D^(1/4) l|^2: scaling the few landmarks is cheaper than the many queries
         landmarks = landmarks * q.shape[-1] ** 0.25
         given = {"q": q, "landmarks": landmarks, "landmark_mask": landmark_mask, "cells": cells}
         return {**given, **self.options}
@@ -67,10 +67,10 @@ def soft(
 ) -> MultiHeadAttention:
     """SOFT: P^T A^+ P; "softpp" is SOFT++, the same with ``normalize=True``: P^T D^-1/2 A^+ D^-1/2 P.
 
-    sampling, ratio, max_landmarks: how landmarks are taken, see `softline.layers.landmarks.create_landmarks`.
+    sampling, ratio, max_landmarks: landmark sampling, see `softline.layers.landmarks.create_landmarks`.
     inverse, iterations, start, ridge, impl: see `softline.ops.soft_attention`.
-    value_conv: kernel of the depthwise convolution of the values that is added (9, 5, 3 in stages 1, 2, 3 of the
-        released models); None leaves it out.
+    value_conv: kernel size of the depthwise convolution of the values that is added (9, 5, 3 in stages 1, 2, 3 of the
+        released models); None adds none.
     """
     check_inverse(inverse, iterations, start, ridge)
     check_option("impl", impl, get_args(Impl))
@@ -106,5 +106,5 @@ def soft(
 
 
 softpp = partial(soft, normalize=True)
-softpp.__doc__ = "SOFT++: `soft` with ``normalize=True``; the same options."
+softpp.__doc__ = "SOFT++: `soft` with ``normalize=True`` and the same options."
 ATTENTIONS.register("softpp")(softpp)

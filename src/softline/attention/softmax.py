@@ -7,20 +7,17 @@ from torch import Tensor, nn
 from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
-from softline.checks import check_number
-from softline.errors import UserError
+from softline.checks import check_range
 from softline.layers.grid import GridSize
 from softline.layers.local import LocalResidual
 
 
 class SoftmaxCore(nn.Module):
-    """Dropout of the weights in training."""
+    """Dropout of the attention weights in training."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
-        check_number("dropout", dropout, 0)
-        if dropout >= 1:
-            raise UserError(f"dropout must be below 1, got {dropout}")
+        check_range("dropout", dropout, 0, 1, open_high=True)
         self.dropout = dropout
 
     def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
@@ -43,9 +40,9 @@ def softmax(
 ) -> MultiHeadAttention:
     """Softmax attention.
 
-    symmetric: keys are queries (Table 8 of the SOFT paper).
-    local_residual: add InLine's predicted 3x3 residual.
-    dropout: share of the weights that are left out in training, at random.
+    symmetric: one projection serves as queries and keys (Table 8 of the SOFT paper).
+    local_residual: add InLine's predicted 3x3 local residual.
+    dropout: dropout probability of the weights in training.
     """
     local = LocalResidual(dim, num_heads, num_prefix_tokens=num_prefix_tokens) if local_residual else None
     return MultiHeadAttention(

@@ -1,4 +1,4 @@
-"""Backbones, registered with timm when imported: one file for each family."""
+"""Backbones, one file per family; importing this package registers them with timm."""
 
 from softline.backbones import cswin, deit, pvt, soft, swin
 

@@ -1,14 +1,16 @@
-"""What all backbones share: a sequence of stages, a head, and timm's contract."""
+"""The model class of all backbones (stages, final norm, classifier, timm's methods) and helpers for building one."""
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, cast, get_args
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import resize_rel_pos_bias_table_simple
 from timm.models import checkpoint
+
+# timm exports it under no public name
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -23,12 +25,20 @@ GlobalPool = Literal["avg", "token", ""]
 AttentionChoice = str | Sequence[str]
 
 
-class Stage(nn.Module):
-    """Blocks on one grid, after a patch embedding if they begin a new one.
+class HeadOptions(TypedDict, total=False):
+    """Options that every family passes on to `Backbone`, which documents them."""
 
-    embed: module ``maps -> tokens, grid_size``; None continues on the tokens of the stage before.
-    cls_token: prepend a learned class token (only where a grid begins).
-    position: embedding added where a grid begins.
+    num_classes: int
+    global_pool: GlobalPool | None
+    drop_rate: float
+
+
+class Stage(nn.Module):
+    """Blocks on one token grid, preceded by a patch embedding if the stage starts a new grid.
+
+    embed: module ``maps -> tokens, grid_size``; None continues with the previous stage's tokens.
+    cls_token: prepend a learned class token (only where a grid starts).
+    position: position embedding, added where a grid starts.
     """
 
     def __init__(
@@ -55,27 +65,29 @@ class Stage(nn.Module):
         self.grad_checkpointing = False
 
     def forward(self, x: Tensor, grid_size: GridSize | None) -> tuple[Tensor, GridSize]:
-        """Maps [B, C, H, W] with an embedding, tokens [B, N, C] and their grid without -> tokens and their grid."""
+        """Return tokens [B, N, C] and their grid; x is maps [B, C, H, W] if the stage has an embedding, else tokens."""
         if self.embed is not None:
             x, grid_size = self.embed(x)
             if self.cls_token is not None:
                 x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
             if self.position is not None:
                 x = self.position(x, grid_size)
-        assert grid_size is not None, "a stage without an embedding follows another"
+        assert grid_size is not None, "a stage without an embedding follows one that has it"
         for block in self.blocks:
             x = checkpoint(block, x, grid_size) if self.grad_checkpointing else block(x, grid_size)
         return x, grid_size
 
 
 class Backbone(nn.Module):
-    """Stages, a final norm and a classifier, with the methods that timm's models have.
+    """Stages, a final norm and a classifier, with the methods of timm's models.
 
-    stages: the first begins with an embedding of images.
+    stages: the first one starts with a patch embedding of the images.
     norm: final norm of the tokens; `nn.Identity` for none.
-    global_pool: what the classifier sees: "avg" (mean of the grid's tokens), "token" (class token), "" (all tokens).
-    img_size: size that position embeddings are learned for; any other is interpolated.
-    min_size: smallest image side that every stage can take.
+    global_pool: input of the classifier: "avg" (mean of the grid's tokens), "token" (class token) or "" (all tokens).
+        Defaults to the class token if the last stage has one, else to "avg".
+    drop_rate: dropout before the classifier.
+    img_size: image size that position embeddings are learned for; they are interpolated for any other.
+    min_size: smallest image side that every stage accepts.
     """
 
     def __init__(
@@ -85,7 +97,7 @@ class Backbone(nn.Module):
         norm: nn.Module,
         num_classes: int = 1000,
         in_chans: int = 3,
-        global_pool: GlobalPool = "avg",
+        global_pool: GlobalPool | None = None,
         drop_rate: float = 0.0,
         img_size: int | GridSize = 224,
         min_size: int = 1,
@@ -93,7 +105,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.stages = nn.ModuleList(stages)
         self.min_size = min_size
-        self.num_stages = len(stages)  # before any are pruned
+        self.num_stages = len(stages)  # before pruning
         self.in_chans = in_chans
         self.img_size = as_pair("img_size", img_size)
         self.num_features = self.head_hidden_size = self.embed_dim = stages[-1].dim
@@ -101,6 +113,8 @@ class Backbone(nn.Module):
         self.num_classes = num_classes
         self.norm = norm
         self.head_drop = nn.Dropout(drop_rate)
+        if global_pool is None:
+            global_pool = "token" if self.num_prefix_tokens else "avg"
         self.global_pool: GlobalPool = global_pool
         self.head: nn.Module = nn.Identity()
         self.reset_classifier(num_classes, global_pool)
@@ -115,7 +129,7 @@ class Backbone(nn.Module):
         return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Tokens of the last stage, after the final norm [B, N, C]."""
+        """Tokens of the last stage after the final norm [B, N, C]."""
         self._check(x)
         grid_size = None
         for index in range(len(self.stages)):
@@ -140,12 +154,13 @@ class Backbone(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """The final tokens, and the output of each stage in ``indices`` (all; the last n for an int) as maps or tokens.
+        """Return the final tokens and the outputs of the stages in ``indices`` (None: all, an int: the last n).
 
-        return_prefix_tokens: give (map, prefix tokens) for stages that have a class token.
-        stop_early: leave out the stages after the last index; what they are given is then "final", without norm.
+        return_prefix_tokens: return (output, prefix tokens) for stages that have a class token.
         norm: apply the final norm to the last stage's output.
-        output_fmt: "NCHW" for maps without prefix tokens, "NLC" for grid tokens.
+        stop_early: skip the stages after the last index; the final tokens are then that stage's, without norm.
+        output_fmt: "NCHW" for maps, "NLC" for tokens; both without prefix tokens.
+        intermediates_only: return only the list of outputs; implies ``stop_early``.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
@@ -169,7 +184,7 @@ class Backbone(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what the given intermediates do not need; returns their absolute indices."""
+        """Remove what the given intermediates do not need and return their absolute indices."""
         taken, last = feature_take_indices(len(self.stages), indices)
         self.stages = self.stages[: last + 1]
         if prune_norm:
@@ -182,11 +197,11 @@ class Backbone(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: GlobalPool | None = None) -> None:
-        """A new classifier for ``num_classes`` (0: none)."""
+        """Replace the classifier by a new one for ``num_classes`` (0: none)."""
         if global_pool is not None:
             check_option("global_pool", global_pool, get_args(GlobalPool))
             if global_pool == "token" and not self.num_prefix_tokens:
-                raise UserError('global_pool="token" needs a class token, and this backbone has none; use "avg"')
+                raise UserError('global_pool="token" needs a class token, which this backbone does not have; use "avg"')
             self.global_pool = global_pool
         check_integer("num_classes", num_classes, 0)
         self.num_classes = num_classes
@@ -199,7 +214,7 @@ class Backbone(nn.Module):
         _init_linear(self.head)
 
     def set_input_size(self, img_size: int | GridSize) -> None:
-        """Learn position embeddings for another image size from now on, starting from the interpolated ones."""
+        """Resize the learned position embeddings to another image size."""
         self.img_size = as_pair("img_size", img_size)
         for stage in self._stages():
             if stage.position is not None:
@@ -210,12 +225,12 @@ class Backbone(nn.Module):
             stage.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Position embeddings, class tokens and position-bias tables."""
+        """Names of position embeddings, class tokens and position-bias tables."""
         marks = ("cls_token", "position.weight", "position_bias")
         return {name for name, _ in self.named_parameters() if name.endswith(marks)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layer groups for layer-wise learning rates: each stage's embedding and blocks in order."""
+        """Layer groups for layer-wise learning rates: the embedding and the blocks of each stage, in order."""
         blocks: list[tuple[str, tuple[int] | None]] = [(r"^stages\.(\d+)", None), (r"^norm", (99999,))]
         if not coarse:
             blocks[:1] = [
@@ -228,7 +243,7 @@ class Backbone(nn.Module):
         return cast(list[Stage], list(self.stages))
 
     def _advance(self, x: Tensor, grid_size: GridSize | None, index: int) -> tuple[Tensor, GridSize]:
-        """Through one stage; images before the first, tokens and their grid between stages."""
+        """Run one stage on images (the first stage) or on the previous stage's tokens and grid."""
         stage = self.stages[index]
         if grid_size is not None and stage.embed is not None:
             x = token_map(x[:, self.stages[index - 1].num_prefix_tokens :], grid_size)
@@ -251,9 +266,9 @@ def build_attention(
     offers: dict[str, Any] | None = None,
     **options: Any,
 ) -> nn.Module:
-    """The attention ``name`` for a block.
+    """Build the attention ``name`` for a block.
 
-    offers: options that the backbone sets for whichever attention has them (a landmark ratio, the number of tokens).
+    offers: options that the backbone sets if the attention has them (landmark ratio, number of tokens).
     options: options that the attention must have.
     """
     check_option("attention", name, ATTENTIONS)
@@ -263,21 +278,21 @@ def build_attention(
 
 
 def check_stages(count: int, **settings: Sequence[Any]) -> None:
-    """Every setting has one value for each stage."""
+    """Check that every setting has one value per stage."""
     for name, values in settings.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != count:
             raise UserError(f"{name} must have a value for each of {count} stages, got {values!r}")
 
 
 def required(config: Mapping[str, Any], family: str, *keys: str) -> None:
-    """The release's settings that differ between its models."""
+    """Check that a release's config has the settings that differ between its models."""
     absent = [key for key in keys if key not in config]
     if absent:
         raise UserError(f"config of {family} must have {', '.join(absent)}; got {', '.join(config) or 'nothing'}")
 
 
 def fit_positions(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Position embeddings of square images, and biases of square windows, resized to those that the model learns."""
+    """Resize position embeddings of square images and position biases of square windows to the sizes of the model."""
     own = model.state_dict()
     for index, stage in enumerate(getattr(model, "stages", [])):
         key, position = f"stages.{index}.position.weight", getattr(stage, "position", None)
@@ -290,7 +305,7 @@ def fit_positions(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, 
 
 
 def _fit_bias(key: str, table: Tensor, own: Mapping[str, Tensor]) -> Tensor:
-    """A table of position biases for windows of another size."""
+    """Resize a table of position biases to the model's window size."""
     if not key.endswith("position_bias") or key not in own or own[key].shape == table.shape:
         return table
     window = (math.isqrt(len(own[key])) + 1) // 2
@@ -298,22 +313,22 @@ def _fit_bias(key: str, table: Tensor, own: Mapping[str, Tensor]) -> Tensor:
 
 
 def per_stage(attention: AttentionChoice, count: int) -> list[str]:
-    """One attention name for each stage."""
+    """Return one attention name per stage."""
     names = [attention] * count if isinstance(attention, str) else list(attention)
     if len(names) != count:
-        raise UserError(f"attention must be a name or one for each of {count} stages, got {attention!r}")
+        raise UserError(f"attention must be one name, or a name for each of {count} stages, got {attention!r}")
     for name in names:
         check_option("attention", name, ATTENTIONS)
     return names
 
 
 def block_attentions(attention: AttentionChoice, stage_types: str, depths: Sequence[int]) -> list[list[str]]:
-    """The attention of every block, by stage.
+    """Return the attention name of every block, by stage.
 
-    attention: one name, for the blocks that ``stage_types`` does not give to softmax; or one for each stage, which
-        decides alone.
-    stage_types: the release's notation, for each stage I (the attention), S (softmax) or M and a number k (softmax
-        after the first k blocks); the number may also stand at the end: "IIM2S" and "IIMS2" are the same.
+    attention: one name, used in the blocks that ``stage_types`` does not assign to softmax; or one name per stage,
+        in which case ``stage_types`` is not used.
+    stage_types: the release's notation, per stage: I (the attention), S (softmax) or M followed by a number k (softmax
+        after the first k blocks). The number may also come last: "IIM2S" and "IIMS2" are the same.
     """
     if not isinstance(attention, str):
         return [[name] * depth for name, depth in zip(per_stage(attention, len(depths)), depths, strict=True)]
@@ -321,7 +336,7 @@ def block_attentions(attention: AttentionChoice, stage_types: str, depths: Seque
     types = re.findall(r"I|S|M\d*", found["types"]) if found else []
     if found is None or len(types) != len(depths) or ("M" in types and found["blocks"] is None):
         raise UserError(
-            f"stage_types must have I, S or M with its number of blocks for each of {len(depths)} stages "
+            f"stage_types must have I, S or M with a number of blocks for each of {len(depths)} stages "
             f'(such as "IIM2S"), got {stage_types!r}'
         )
     names = []
@@ -334,13 +349,13 @@ def block_attentions(attention: AttentionChoice, stage_types: str, depths: Seque
 
 
 def grid_of(img_size: int | GridSize, reduction: int) -> GridSize:
-    """Grid of an image at a stage: pixels / reduction, rounded up."""
+    """Token grid of an image at a stage: pixels / reduction, rounded up."""
     height, width = as_pair("img_size", img_size)
     return -(-height // reduction), -(-width // reduction)
 
 
 def least_image(names: Sequence[str], ratios: Sequence[int | GridSize], strides: Sequence[int]) -> int:
-    """Smallest image side whose grid, pixels / stride rounded up, holds a cell of landmarks wherever there are any."""
+    """Smallest image side for which every stage with landmarks has at least one landmark cell in its grid."""
     sizes = [1]
     for name, ratio, stride in zip(names, ratios, strides, strict=True):
         if "ratio" in (option_names(name) or []):
@@ -349,7 +364,7 @@ def least_image(names: Sequence[str], ratios: Sequence[int | GridSize], strides:
 
 
 def imagenet_cfg(**changes: Any) -> dict[str, Any]:
-    """timm's data configuration of a model for ImageNet."""
+    """timm's data configuration for an ImageNet model."""
     return {
         "num_classes": 1000,
         "input_size": (3, 224, 224),
@@ -364,30 +379,20 @@ def imagenet_cfg(**changes: Any) -> dict[str, Any]:
 
 
 def inline_cfg(**changes: Any) -> dict[str, Any]:
-    """That of an InLine model: the authors resize to a square, whatever the image's shape, and take the centre."""
+    """Data configuration of an InLine model: the authors resize to a square, ignoring the aspect ratio, and crop."""
     usual = {"crop_pct": 0.875, "crop_mode": "squash", "first_conv": "stages.0.embed.proj"}
     return imagenet_cfg(**{**usual, **changes})
 
 
-def build_on(device: Any, dtype: Any, build: Callable[[], Backbone]) -> Backbone:
-    """Build with parameters on ``device`` and in ``dtype``, as timm's models do for these arguments."""
-    if device is None:
-        model = build()
-    else:
-        with torch.device(device):
-            model = build()
-    return model if dtype is None else model.to(dtype)
-
-
 def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
-    """Rates that rise linearly from 0 to ``rate`` over all blocks, split by stage."""
+    """Stochastic-depth rates that increase linearly from 0 to ``rate`` over all blocks, split by stage."""
     total = sum(depths)
     rates = iter([rate * index / max(total - 1, 1) for index in range(total)])
     return [[next(rates) for _ in range(depth)] for depth in depths]
 
 
 def _init_linear(module: nn.Module) -> None:
-    """Linear layers: truncated normal of 0.02, zero bias; norms and convolutions as torch starts them."""
+    """Initialise linear layers with a truncated normal (std 0.02) and zero bias; other layers keep torch's defaults."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

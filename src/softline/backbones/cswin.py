@@ -1,33 +1,33 @@
 """InLine-CSwin backbones: Bridging the Divide (https://arxiv.org/abs/2412.06590) on CSWin (https://arxiv.org/abs/2107.00652).
 
 Overlapping convolutions between stages, pre-norm blocks, mean pooling. Softmax blocks attend inside vertical strips of
-the map with half of the heads and inside horizontal ones with the other half; InLine blocks on the whole map. Both add
-LePE, a depthwise convolution of the values; InLine also its local residual, whose kernels are predicted from the mean
-of the block's input before its norm.
+the map with half of the heads and inside horizontal strips with the other half; InLine blocks attend on the whole map.
+Both add LePE, a depthwise convolution of the values; InLine also adds its local residual, whose kernels are predicted
+from the mean of the block's input before its norm.
 
 Deviations from the release:
 - Strips do not depend on ``img_size``, and neither do the parameters; maps of any size are padded to whole strips, and
   the padding is masked.
-- InLine blocks attend on the whole map at any image size; the release works only where its split is the map.
-- Attentions other than InLine and softmax come without LePE.
+- InLine blocks attend on the whole map at any image size; the release works only if its split size equals the map.
+- Attentions other than InLine and softmax have no LePE.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import torch
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from softline import ops
-from softline.attention.multihead import MultiHeadAttention, RowReader
+from softline.attention.multihead import MultiHeadAttention, Override, RowReader
 from softline.backbones.backbone import (
     AttentionChoice,
     Backbone,
+    HeadOptions,
     Stage,
     block_attentions,
     build_attention,
-    build_on,
     check_stages,
     drop_path_rates,
     grid_of,
@@ -48,7 +48,7 @@ NORM_EPS = 1e-5
 
 
 class StripAttention(nn.Module):
-    """CSWin's: softmax attention and LePE inside vertical strips (first half of the heads) and horizontal ones.
+    """CSWin's softmax attention with LePE inside vertical (first half of the heads) and horizontal strips.
 
     strip: width of the strips; None attends on the whole map with all heads.
     """
@@ -60,17 +60,20 @@ class StripAttention(nn.Module):
         branches = 1 if strip is None else 2
         if dim % num_heads or num_heads % branches:
             raise UserError(
-                f"dim ({dim}) must be divisible by num_heads ({num_heads}), and num_heads by its {branches} branches"
+                f"dim ({dim}) must be divisible by num_heads ({num_heads}), and num_heads by the {branches} branches"
             )
         self.strip = strip
         self.num_heads = num_heads
         self.branch_heads = num_heads // branches
+        self.override: Override | None = None  # see `softline.attention.MultiHeadAttention`
         self.qkv = nn.Linear(dim, 3 * dim)
         self.local = nn.ModuleList(_lepe(self.branch_heads, dim // num_heads) for _ in range(branches))
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
         """[B, N, C] -> [B, N, C]."""
+        if self.override is not None:
+            return self.proj(self._overridden(self.override, x, grid_size))
         branches = zip(self._branches(x, grid_size), self.local, strict=True)
         return self.proj(torch.cat([self._attend(qkv, windows, local) for (qkv, windows), local in branches], dim=-1))
 
@@ -79,12 +82,12 @@ class StripAttention(nn.Module):
         return self.rows(x, grid_size)(torch.arange(x.shape[1], device=x.device))
 
     def rows(self, x: Tensor, grid_size: GridSize) -> RowReader:
-        """What reads single rows of `weights`: tokens [R] -> [B, num_heads, R, N]."""
+        """Return a function that computes single rows of `weights`: tokens [R] -> [B, num_heads, R, N]."""
         readers = [windows.rows(self._rows_inside(qkv, windows)) for qkv, windows in self._branches(x, grid_size)]
         return lambda tokens: torch.cat([read(tokens) for read in readers], dim=1)
 
     def _branches(self, x: Tensor, grid_size: GridSize) -> list[tuple[Tensor, Windows]]:
-        """Of each branch: queries, keys and values [B, N, 3 H D], and its strips."""
+        """For each branch its queries, keys and values [B, N, 3 H D], and its strips."""
         height, width = grid_size
         windows = [grid_size] if self.strip is None else [(height, self.strip), (self.strip, width)]
         parts = self.qkv(x).unflatten(-1, (3, len(windows), -1)).unbind(3)  # for each branch [B, N, 3, H D]
@@ -97,14 +100,25 @@ class StripAttention(nn.Module):
         out = ops.softmax_attention(q, k, v, key_mask=key_mask) + local(qkv, v, windows.window_size, key_mask)
         return windows.join(out.transpose(1, 2).flatten(2))
 
+    def _overridden(self, override: Override, x: Tensor, grid_size: GridSize) -> Tensor:
+        """Values attended by ``override`` on the whole map, with LePE inside the strips: [B, N, C]."""
+        values, lepe = [], []
+        for (qkv, windows), local in zip(self._branches(x, grid_size), self.local, strict=True):
+            values.append(qkv.unflatten(-1, (3, self.branch_heads, -1))[:, :, 2])  # [B, N, H, D]
+            key_mask = windows.key_mask(qkv.shape[0], qkv.device)
+            inside = local(qkv, self._heads(qkv, windows)[2], windows.window_size, key_mask)
+            lepe.append(windows.join(inside.transpose(1, 2).flatten(2)))
+        heads = torch.cat(values, dim=2).transpose(1, 2)  # [B, num_heads, N, D]
+        return override(self, heads, x, grid_size, None).transpose(1, 2).flatten(2) + torch.cat(lepe, dim=-1)
+
     def _rows_inside(self, qkv: Tensor, windows: Windows) -> RowReader:
-        """What reads rows inside the strips of a branch: places [R] -> [B windows, H, R, n]."""
+        """Return a function that computes rows inside the strips of a branch: places [R] -> [B windows, H, R, n]."""
         q, k, _ = self._heads(qkv, windows)
         key_mask = windows.key_mask(qkv.shape[0], qkv.device)
         return lambda places: ops.softmax_weights(q, k, key_mask=key_mask, rows=places)
 
     def _heads(self, qkv: Tensor, windows: Windows) -> tuple[Tensor, ...]:
-        """Queries, keys and values [B, N, 3 H D] of a branch inside its strips, [B windows, H, n, D] each."""
+        """Split a branch's queries, keys and values [B, N, 3 H D] into its strips: three times [B windows, H, n, D]."""
         heads = windows.split(qkv).unflatten(-1, (3, self.branch_heads, -1))  # [B windows, n, 3, H, D]
         return heads.permute(2, 0, 3, 1, 4).unbind(0)
 
@@ -124,20 +138,15 @@ def cswin_backbone(
     attention_options: dict[str, Any] | None = None,
     img_size: int | GridSize = 224,
     in_chans: int = 3,
-    num_classes: int = 1000,
-    global_pool: Literal["avg", ""] = "avg",
-    drop_rate: float = 0.0,
     drop_path_rate: float = 0.0,
-    device: Any = None,
-    dtype: Any = None,
+    **head: Unpack[HeadOptions],
 ) -> Backbone:
-    """A CSWin pyramid of any number of stages.
+    """A CSWin pyramid with any number of stages.
 
-    embed_dim: channels of the first stage; each stage has twice those of the one before.
-    strips: width of the strips of softmax blocks in each stage; None attends on the whole map.
-    attention: for the blocks that ``stage_types`` leaves to it, or one name for each stage and all its blocks.
-    stage_types: see `softline.backbones.backbone.block_attentions`.
-    attention_options: further options of the attention in the blocks that do not have softmax.
+    embed_dim: channels of the first stage; they double from stage to stage.
+    strips: strip width of softmax blocks per stage; None attends on the whole map.
+    attention, stage_types: attention of each block, see `softline.backbones.backbone.block_attentions`.
+    attention_options: further options of the attention in blocks other than softmax.
     """
     check_stages(len(depths), num_heads=num_heads, strips=strips)
     names = block_attentions(attention, stage_types, depths)
@@ -164,19 +173,14 @@ def cswin_backbone(
         embed = PatchEmbed(dim // 2, dim, **_MERGE) if index else PatchEmbed(in_chans, dim, **_STEM)
         return Stage(blocks, dim, reduction=strides[index], embed=embed)
 
-    def build() -> Backbone:
-        return Backbone(
-            [stage(index) for index in range(len(depths))],
-            norm=nn.LayerNorm(embed_dim * 2 ** (len(depths) - 1), eps=NORM_EPS),
-            num_classes=num_classes,
-            in_chans=in_chans,
-            global_pool=global_pool,
-            drop_rate=drop_rate,
-            img_size=img_size,
-            min_size=strides[-1],
-        )
-
-    return build_on(device, dtype, build)
+    return Backbone(
+        [stage(index) for index in range(len(depths))],
+        norm=nn.LayerNorm(embed_dim * 2 ** (len(depths) - 1), eps=NORM_EPS),
+        in_chans=in_chans,
+        img_size=img_size,
+        min_size=strides[-1],
+        **head,
+    )
 
 
 def _lepe(num_heads: int, head_dim: int) -> ValueConv:
@@ -185,7 +189,7 @@ def _lepe(num_heads: int, head_dim: int) -> ValueConv:
 
 def _with_lepe(attention: nn.Module) -> MultiHeadAttention:
     """Add LePE to the attention's local terms."""
-    assert isinstance(attention, MultiHeadAttention), "InLine is one"
+    assert isinstance(attention, MultiHeadAttention), "InLine attention is a MultiHeadAttention"
     lepe = _lepe(attention.num_heads, attention.dim // attention.num_heads)
     attention.local = LocalSum([lepe] if attention.local is None else [lepe, attention.local])
     return attention
@@ -238,7 +242,7 @@ def inline_cswin_base_384(pretrained: bool = False, **kwargs: Any) -> Backbone:
 
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
-    """The network that the released code builds from its constructor arguments."""
+    """Build the released network from the arguments of its constructor."""
     keys = ("img_size", "embed_dim", "depth", "split_size", "la_split_size", "num_heads", "attn_type")
     required(config, family, *keys)
     depths, img_size = config["depth"], config["img_size"]
@@ -250,7 +254,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
         if "inline" in stage and split != side:
             raise UserError(
                 f"la_split_size must be the map size in InLine stages ({'-'.join(map(str, sides))} for images of "
-                f"{img_size}; the release works only so), got {config['la_split_size']!r}"
+                f"{img_size}; the release supports nothing else), got {config['la_split_size']!r}"
             )
     whole = [split == side for split, side in zip(config["split_size"], sides, strict=True)]
     return cswin_backbone(
@@ -268,7 +272,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     )
 
 
-# from the release's parameter names to ours, applied in order
+# rules from the release's parameter names to ours, applied in order
 RELEASE_KEYS: KeyRules = [
     (r"^stage1_conv_embed\.0\.", r"stages.0.embed.proj."),
     (r"^stage1_conv_embed\.2\.", r"stages.0.embed.norm."),

@@ -1,18 +1,18 @@
 """InLine on DeiT: Bridging the Divide (https://arxiv.org/abs/2412.06590).
 
-A flat vision transformer: patches, a class token, a learned position embedding, pre-norm blocks on one grid, and a
+A plain vision transformer: patches, a class token, a learned position embedding, pre-norm blocks on one grid, and a
 classifier on the class token; InLine attention in every block, heads of 32 channels. With ``attention="softpp"`` it is
-the flat variant of SOFT++ (https://arxiv.org/abs/2207.03341, Table 11a).
+the plain (non-pyramidal) variant of SOFT++ (https://arxiv.org/abs/2207.03341, Table 11a).
 
-Each block is a stage of its own, so that ``features_only`` gives the output of any block, as in timm's vision
+Each block is a stage of its own, so that ``features_only`` can return the output of any block, as in timm's vision
 transformers.
 
 Deviations from the paper and its release:
-- Images need not be square nor divide into patches: they are zero-padded at the bottom and the right to whole patches,
-  and the position embedding is resized (bicubic); the release takes one square size only.
+- Images need not be square or divisible into patches: they are zero-padded at the bottom and the right to whole
+  patches, and the position embedding is resized (bicubic); the release takes one square size only.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
@@ -20,10 +20,9 @@ from torch import nn
 from softline.backbones.backbone import (
     AttentionChoice,
     Backbone,
-    GlobalPool,
+    HeadOptions,
     Stage,
     build_attention,
-    build_on,
     drop_path_rates,
     grid_of,
     inline_cfg,
@@ -38,7 +37,7 @@ from softline.layers.grid import GridSize
 from softline.weights.releases import register_release
 from softline.weights.renaming import KeyRules
 
-# the 14 x 14 grid of 224 pixels has the 7 x 7 landmarks that SOFT has in each stage
+# the 14 x 14 grid of a 224-pixel image gets the 7 x 7 landmarks that SOFT has in each stage
 LANDMARK_RATIO = 2
 
 
@@ -53,17 +52,13 @@ def deit_backbone(
     attention_options: dict[str, Any] | None = None,
     img_size: int | GridSize = 224,
     in_chans: int = 3,
-    num_classes: int = 1000,
-    global_pool: GlobalPool = "token",
-    drop_rate: float = 0.0,
     drop_path_rate: float = 0.0,
-    device: Any = None,
-    dtype: Any = None,
+    **head: Unpack[HeadOptions],
 ) -> Backbone:
-    """A flat network.
+    """A plain vision transformer.
 
-    attention: for all blocks, or one name for each.
-    attention_options: further options of the attention; where blocks differ, of those that do not have softmax.
+    attention: one name for all blocks, or one per block.
+    attention_options: further options of the attention; if blocks differ, of those other than softmax.
     """
     names = per_stage(attention, depth)
     mixed = len(set(names)) > 1
@@ -88,19 +83,14 @@ def deit_backbone(
         block = PreNormBlock(embed_dim, attend, mlp_ratio=mlp_ratio, drop_path=rate)
         return Stage([block], embed_dim, reduction=patch_size, num_prefix_tokens=1, **first)
 
-    def build() -> Backbone:
-        return Backbone(
-            [stage(index, rate) for index, (rate,) in enumerate(drop_path_rates(drop_path_rate, [1] * depth))],
-            norm=nn.LayerNorm(embed_dim, eps=1e-6),
-            num_classes=num_classes,
-            in_chans=in_chans,
-            global_pool=global_pool,
-            drop_rate=drop_rate,
-            img_size=img_size,
-            min_size=least_image(names, [options.get("ratio", LANDMARK_RATIO)] * depth, [patch_size] * depth),
-        )
-
-    return build_on(device, dtype, build)
+    return Backbone(
+        [stage(index, rate) for index, (rate,) in enumerate(drop_path_rates(drop_path_rate, [1] * depth))],
+        norm=nn.LayerNorm(embed_dim, eps=1e-6),
+        in_chans=in_chans,
+        img_size=img_size,
+        min_size=least_image(names, [options.get("ratio", LANDMARK_RATIO)] * depth, [patch_size] * depth),
+        **head,
+    )
 
 
 default_cfgs = generate_default_cfgs(
@@ -150,7 +140,7 @@ def inline_deit_base(pretrained: bool = False, **kwargs: Any) -> Backbone:
 
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
-    """The network that the released code builds; the width and its heads differ between its models and are needed."""
+    """Build the released network; embed_dim and num_heads are required because they differ between its models."""
     required(config, family, "embed_dim", "num_heads")
     return deit_backbone(
         patch_size=config.get("patch_size", 16),
@@ -164,7 +154,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     )
 
 
-# from the release's parameter names to ours, applied in order
+# rules from the release's parameter names to ours, applied in order
 RELEASE_KEYS: KeyRules = [
     (r"^patch_embed\.", r"stages.0.embed."),
     (r"^pos_embed$", r"stages.0.position.weight"),

@@ -1,7 +1,8 @@
-"""What the attention layers of a backbone are given for some images, and what they make of it.
+"""Inspect the attention layers of a backbone: what each is given for some images, and its weights.
 
 The analyses of both papers read single rows of the attention weights: here a layer is found by its place in the
-network, its input is caught while the network runs, and rows are read block by block where N x N do not fit in memory.
+network, its input is recorded while the network runs, and rows are read block by block where N x N does not fit in
+memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from softline.attention.hooks import AttentionCall, record_attention
 from softline.attention.multihead import MultiHeadAttention, RowReader
 from softline.backbones.backbone import Backbone
 from softline.backbones.cswin import StripAttention
@@ -19,8 +21,8 @@ from softline.errors import UserError
 from softline.layers.grid import GridSize
 from softline.layers.windows import WindowedAttention
 
-# of the rows that are held at a time
 BLOCK_BYTES = 64 * 2**20
+"""Memory that `LayerInput.row_blocks` holds at a time."""
 
 
 @dataclass(frozen=True)
@@ -31,36 +33,46 @@ class Layer:
     block: int
     attention: nn.Module
     name: str
-    """Its place, counted from 1 as papers do."""
+    """Place in the network, counted from 1 as papers do."""
 
     @property
     def operator(self) -> str:
-        """The attention's name in the registry, or its class."""
+        """The attention's name in the registry, or the name of its class."""
         inner = self.inner
         return inner.operator.name if isinstance(inner, MultiHeadAttention) else type(inner).__name__
 
     @property
     def inner(self) -> nn.Module:
-        """The attention inside its windows, if it has any."""
+        """The attention inside the windows, or the attention itself if it has none."""
         attention = self.attention
         return cast(nn.Module, attention.attention) if isinstance(attention, WindowedAttention) else attention
 
     @property
     def prefix(self) -> int:
-        """Tokens before the grid."""
+        """Number of tokens before the grid."""
         return int(getattr(self.attention, "num_prefix_tokens", 0))
 
 
 @dataclass(frozen=True)
 class LayerInput:
-    """The tokens that a layer is given for a batch of images."""
+    """What a layer is given for a batch of images."""
 
     layer: Layer
-    x: Tensor
-    """[B, N, C]"""
-    grid_size: GridSize
-    key_mask: Tensor | None = None
-    """Which tokens are real [B, N], where some are padding: inside windows."""
+    call: AttentionCall
+
+    @property
+    def x(self) -> Tensor:
+        """Tokens [B, N, C]."""
+        return self.call.x
+
+    @property
+    def grid_size(self) -> GridSize:
+        return self.call.grid_size
+
+    @property
+    def key_mask(self) -> Tensor | None:
+        """Real tokens [B, N] where some are padding, as inside windows."""
+        return self.call.mask
 
     @property
     def tokens(self) -> int:
@@ -68,24 +80,18 @@ class LayerInput:
 
     @property
     def sees_all(self) -> bool:
-        """Whether a token may see every other, not those of a window or strip alone."""
+        """Whether every token sees every other, not only those of its window or strip."""
         attention = self.layer.attention
         if isinstance(attention, WindowedAttention):
             return max(self.grid_size) <= attention.window_size
         return not isinstance(attention, StripAttention) or attention.strip is None
 
     def rows(self) -> RowReader:
-        """What reads rows of the weights on the whole grid [B, heads, R, N]."""
-        attention: Any = self.layer.attention
-        mask = {} if self.key_mask is None else {"key_mask": self.key_mask}
-        if hasattr(attention, "rows"):
-            return cast(RowReader, attention.rows(self.x, self.grid_size, **mask))
-        # an attention of another package, which only promises all of them
-        weights = attention.weights(self.x, self.grid_size, **mask)
-        return lambda tokens: weights.index_select(-2, tokens)
+        """A function that reads rows of the weights on the whole grid: token indices [R] -> [B, heads, R, N]."""
+        return self.call.rows()
 
     def row_blocks(self, *, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[Tensor, Tensor]]:
-        """All rows, in blocks that take about ``block_bytes``: token indices [R], weights [B, heads, R, N]."""
+        """All rows in blocks of about ``block_bytes``: token indices [R] and weights [B, heads, R, N]."""
         read, device = self.rows(), self.x.device
         one = read(torch.zeros(1, dtype=torch.long, device=device))
         count = max(block_bytes // (one.numel() * one.element_size()), 1)
@@ -99,12 +105,15 @@ class LayerInput:
         return self.layer.prefix + row * self.grid_size[1] + column
 
     def on_grid(self, rows: Tensor) -> Tensor:
-        """Rows [..., N] laid out on the grid, without prefix tokens [..., height, width]."""
+        """Rows [..., N] laid out on the grid, without prefix tokens: [..., height, width]."""
         return rows[..., self.layer.prefix :].unflatten(-1, self.grid_size)
 
 
 def find_backbone(model: nn.Module, name: str = "") -> Backbone:
-    """The backbone of softline that the model is, or that a detector or segmenter has."""
+    """The softline backbone that the model is, or that a detector or segmenter contains.
+
+    name: what the error calls the model.
+    """
     for module in model.modules():
         if isinstance(module, Backbone):
             return module
@@ -113,7 +122,7 @@ def find_backbone(model: nn.Module, name: str = "") -> Backbone:
 
 
 def attention_layers(model: nn.Module) -> list[Layer]:
-    """The attentions of a backbone that can give their weights, in the order of the network."""
+    """The layers of a backbone whose attention can return its weights, in the order of the network."""
     stages: list[Any] = list(find_backbone(model).stages)
     # a flat network is a stage for each block, so that each can be had as a feature map
     flat = all(stage.embed is None for stage in stages[1:])
@@ -126,7 +135,7 @@ def attention_layers(model: nn.Module) -> list[Layer]:
 
 
 def one_of_each_stage(layers: Sequence[Layer], most: int = 4) -> list[Layer]:
-    """The first layer of each stage; of a flat network's many stages some, spread evenly."""
+    """The first layer of each stage; a few, spread evenly, of a flat network's many stages."""
     first = [next(one for one in layers if one.stage == stage) for stage in dict.fromkeys(one.stage for one in layers)]
     if len(first) <= most:
         return first
@@ -134,7 +143,7 @@ def one_of_each_stage(layers: Sequence[Layer], most: int = 4) -> list[Layer]:
 
 
 def choose_layers(layers: Sequence[Layer], places: Sequence[int]) -> list[Layer]:
-    """Layers by their place in the list; negative places count from the end."""
+    """Layers by their index in the list; negative indices count from the end."""
     for place in places:
         if not -len(layers) <= place < len(layers):
             listed = ", ".join(f"{index}: {layer.name} ({layer.operator})" for index, layer in enumerate(layers))
@@ -144,25 +153,13 @@ def choose_layers(layers: Sequence[Layer], places: Sequence[int]) -> list[Layer]
 
 @torch.no_grad()
 def look(model: nn.Module, images: Tensor, layers: Sequence[Layer]) -> tuple[list[LayerInput], Tensor]:
-    """Run the model on images [B, C, H, W]: what each layer is given, and the model's output."""
+    """Run the model on images [B, C, H, W]; return what each layer is given, and the model's output."""
     if model.training:
         raise UserError("the model must be in eval mode: call model.eval() first")
-    caught: dict[nn.Module, LayerInput] = {}
-
-    def catch(layer: Layer) -> Any:
-        def hook(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            x, grid_size, *others = arguments
-            # Swin's own attention has a mask of pairs in its place
-            masked = isinstance(module, MultiHeadAttention)
-            mask = (others[0] if others else options.get("key_mask")) if masked else None
-            caught[module] = LayerInput(layer, x, grid_size, mask)
-
-        return layer.attention.register_forward_pre_hook(hook, with_kwargs=True)
-
-    hooks = [catch(layer) for layer in layers]
-    try:
+    with record_attention([layer.attention for layer in layers]) as calls:
         output = model(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [caught[layer.attention] for layer in layers], output
+    by_module = {call.module: call for call in calls}
+    for layer in layers:
+        if layer.attention not in by_module:
+            raise UserError(f"{layer.name} did not run where it can be seen: pass the model before torch.compile")
+    return [LayerInput(layer, by_module[layer.attention]) for layer in layers], output

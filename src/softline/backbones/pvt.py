@@ -1,35 +1,34 @@
 """InLine on PVT: Bridging the Divide (https://arxiv.org/abs/2412.06590), Pyramid Vision Transformer
 (https://arxiv.org/abs/2102.12122).
 
-Four stages; patches that do not overlap and a learned position embedding at the start of each, pre-norm blocks with
-InLine attention, no class token, no final norm, and a classifier on the mean token. Stages with
-``attention="softmax"`` have PVT's spatial reduction of keys and values.
+Four stages, each starting with non-overlapping patches and a learned position embedding; pre-norm blocks with InLine
+attention, no class token, no final norm, and a classifier on the mean token. Stages with ``attention="softmax"`` use
+PVT's spatial reduction of keys and values.
 
 Deviations from the paper and its release:
 - The paper gives its Large 50.2 M parameters; InLine in all four stages, as released, has 51.2 M.
-- Images need not be square nor divide by the strides: maps are zero-padded at the bottom and the right to whole patches
-  and, for spatial reduction, to whole cells, and position embeddings are resized (bilinear).
-- The release reduces keys and values of InLine stages too (``la_sr_ratios``), but fails there unless all are 1: not
-  offered.
-- ``inline_micro`` is softline's own.
+- Images need not be square or divisible by the strides: maps are zero-padded at the bottom and the right to whole
+  patches and, for spatial reduction, to whole cells, and position embeddings are resized (bilinear).
+- The release has an option to reduce keys and values of InLine stages too (``la_sr_ratios``), which fails unless all
+  ratios are 1; it is not offered here.
+- ``inline_micro`` is softline's own model.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from softline.attention.multihead import RowReader
+from softline.attention.multihead import Override, RowReader
 from softline.backbones.backbone import (
     AttentionChoice,
     Backbone,
-    GlobalPool,
+    HeadOptions,
     Stage,
     build_attention,
-    build_on,
     check_stages,
     drop_path_rates,
     grid_of,
@@ -56,10 +55,10 @@ SR_RATIOS = (8, 4, 2, 1)
 
 
 class SpatialReductionAttention(nn.Module):
-    """PVT's: softmax attention of all tokens to cells of ``ratio`` x ``ratio`` tokens, M of them.
+    """PVT's softmax attention from all tokens to M cells of ``ratio`` x ``ratio`` tokens each.
 
-    A strided convolution and LayerNorm make one token of each cell; incomplete cells at the border are zero-padded.
-    Queries of the tokens and keys and values of the cells are the three parts of one projection.
+    A strided convolution and LayerNorm reduce each cell to one token; incomplete cells at the border are zero-padded.
+    One projection holds the weights for the tokens' queries and for the cells' keys and values.
     """
 
     def __init__(self, dim: int, num_heads: int, *, ratio: int, qkv_bias: bool = True) -> None:
@@ -70,6 +69,7 @@ class SpatialReductionAttention(nn.Module):
         self.dim = dim
         self.num_heads = num_heads
         self.ratio = ratio
+        self.override: Override | None = None  # see `softline.attention.MultiHeadAttention`
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.sr = nn.Conv2d(dim, dim, ratio, stride=ratio)
         self.norm = nn.LayerNorm(dim)
@@ -78,6 +78,10 @@ class SpatialReductionAttention(nn.Module):
     def forward(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         """[B, N, C] -> [B, N, C]."""
         q, k, v, cell_mask = self._project(x, grid_size, key_mask)
+        if self.override is not None:
+            # the value of a token is that of its cell
+            values = hide(v.index_select(2, self._cells(grid_size, v.device)), key_mask)
+            return self._finish(self.override(self, values, x, grid_size, key_mask), key_mask)
         visible = None
         if cell_mask is not None:
             # a sample without any real token attends to its padding, so that no row is empty
@@ -85,11 +89,11 @@ class SpatialReductionAttention(nn.Module):
         return self._finish(F.scaled_dot_product_attention(q, k, v, attn_mask=visible), key_mask)
 
     def weights(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
-        """Weights [B, heads, N, N]: that of a cell is shared equally by its real tokens."""
+        """Weights [B, heads, N, N]; the weight of a cell is divided equally among its real tokens."""
         return self.rows(x, grid_size, key_mask)(torch.arange(x.shape[1], device=x.device))
 
     def rows(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> RowReader:
-        """What reads single rows of `weights`."""
+        """Return a function that computes single rows of `weights`."""
         q, k, _, cell_mask = self._project(x, grid_size, key_mask)
         members = self._members(grid_size, key_mask, widen(q))
         share = members / members.sum(2, keepdim=True).clamp(min=1)  # [B, 1, N, M]
@@ -103,7 +107,7 @@ class SpatialReductionAttention(nn.Module):
         return read
 
     def mix(self, weights: Tensor, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
-        """The output [B, N, C] that given weights [B, heads, N, N] produce."""
+        """Return the output [B, N, C] for given weights [B, heads, N, N]."""
         _, _, v, _ = self._project(x, grid_size, key_mask)
         of_cells = widen(weights) @ self._members(grid_size, key_mask, widen(weights))
         return self._finish((of_cells @ widen(v)).to(v.dtype), key_mask)
@@ -111,7 +115,7 @@ class SpatialReductionAttention(nn.Module):
     def _project(
         self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries [B, H, N, D], keys and values of the cells [B, H, M, D], cells that hold a real token [B, M]."""
+        """Queries [B, H, N, D], the cells' keys and values [B, H, M, D], and which cells hold a real token [B, M]."""
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise UserError(f"x must have shape [B, N, {self.dim}], got {tuple(x.shape)}")
         check_grid(x.shape[1], grid_size, 0)
@@ -138,12 +142,15 @@ class SpatialReductionAttention(nn.Module):
 
     def _members(self, grid_size: GridSize, key_mask: Tensor | None, like: Tensor) -> Tensor:
         """1 where a real token lies in a cell: [B or 1, 1, N, M]."""
-        rows, columns = (torch.arange(side, device=like.device) // self.ratio for side in grid_size)
-        across = -(-grid_size[1] // self.ratio)
-        cell = (rows[:, None] * across + columns).flatten()
-        cells = -(-grid_size[0] // self.ratio) * across
+        cells = -(-grid_size[0] // self.ratio) * -(-grid_size[1] // self.ratio)
+        cell = self._cells(grid_size, like.device)
         members = (cell[:, None] == torch.arange(cells, device=like.device)).to(like.dtype)[None, None]
         return hide(members, key_mask)
+
+    def _cells(self, grid_size: GridSize, device: torch.device) -> Tensor:
+        """The cell of each token [N]."""
+        rows, columns = (torch.arange(side, device=device) // self.ratio for side in grid_size)
+        return (rows[:, None] * -(-grid_size[1] // self.ratio) + columns).flatten()
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, ratio={self.ratio}"
@@ -160,18 +167,14 @@ def pvt_backbone(
     attention_options: dict[str, Any] | None = None,
     img_size: int | GridSize = 224,
     in_chans: int = 3,
-    num_classes: int = 1000,
-    global_pool: GlobalPool = "avg",
-    drop_rate: float = 0.0,
     drop_path_rate: float = 0.0,
-    device: Any = None,
-    dtype: Any = None,
+    **head: Unpack[HeadOptions],
 ) -> Backbone:
     """A pyramid of four stages.
 
-    attention: for all stages, or one name for each.
-    sr_ratios: spatial reduction of softmax stages, and landmark cells of attentions that have them.
-    attention_options: further options of the attention; where stages differ, of those that do not have softmax.
+    attention: one name for all stages, or one per stage.
+    sr_ratios: spatial reduction of softmax stages, and cell size of attentions with landmarks.
+    attention_options: further options of the attention; if stages differ, of those other than softmax.
     """
     check_stages(
         4, embed_dims=embed_dims, num_heads=num_heads, mlp_ratios=mlp_ratios, depths=depths, sr_ratios=sr_ratios
@@ -207,19 +210,14 @@ def pvt_backbone(
             position=PositionEmbed(dim, grid_of(img_size, STRIDES[index])),
         )
 
-    def build() -> Backbone:
-        return Backbone(
-            [stage(index) for index in range(4)],
-            norm=nn.Identity(),
-            num_classes=num_classes,
-            in_chans=in_chans,
-            global_pool=global_pool,
-            drop_rate=drop_rate,
-            img_size=img_size,
-            min_size=least_image(names, [(attention_options or {}).get("ratio", r) for r in sr_ratios], STRIDES),
-        )
-
-    return build_on(device, dtype, build)
+    return Backbone(
+        [stage(index) for index in range(4)],
+        norm=nn.Identity(),
+        in_chans=in_chans,
+        img_size=img_size,
+        min_size=least_image(names, [(attention_options or {}).get("ratio", r) for r in sr_ratios], STRIDES),
+        **head,
+    )
 
 
 default_cfgs = generate_default_cfgs(
@@ -234,14 +232,7 @@ default_cfgs = generate_default_cfgs(
 
 
 def _create(variant: str, pretrained: bool, **kwargs: Any) -> Backbone:
-    return create_backbone(
-        pvt_backbone,
-        variant,
-        pretrained,
-        rules=RELEASE_KEYS,
-        by_hand=INLINE_RELEASE,
-        **kwargs,
-    )
+    return create_backbone(pvt_backbone, variant, pretrained, rules=RELEASE_KEYS, by_hand=INLINE_RELEASE, **kwargs)
 
 
 @register_model
@@ -287,14 +278,14 @@ def inline_micro(pretrained: bool = False, **kwargs: Any) -> Backbone:
 
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
-    """The network that the released code builds; the depths differ between its models and are needed."""
+    """Build the released network; depths are required because they differ between its models."""
     required(config, family, "depths")
     kinds = config.get("attn_type", "IIII")
     if len(kinds) != 4 or set(kinds) - set(RELEASE_ATTENTIONS):
-        raise UserError(f"attn_type must be I (InLine) or S (softmax) for each of four stages, got {kinds!r}")
+        raise UserError(f"attn_type must be I (InLine) or S (softmax) for each of the four stages, got {kinds!r}")
     reductions = config.get("la_sr_ratios", "1111")
     if reductions != "1111":
-        raise UserError(f'la_sr_ratios must be "1111": the release fails with any other, got {reductions!r}')
+        raise UserError(f'la_sr_ratios must be "1111" (the release fails with any other), got {reductions!r}')
     return pvt_backbone(
         embed_dims=config.get("embed_dims", EMBED_DIMS),
         num_heads=config.get("num_heads", NUM_HEADS),
@@ -309,7 +300,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
 
 
 RELEASE_ATTENTIONS = {"I": "inline", "S": "softmax"}
-# from the release's parameter names to ours, applied in order; q and kv are joined afterwards
+# rules from the release's parameter names to ours, applied in order; q and kv are joined afterwards
 RELEASE_KEYS: KeyRules = [
     (r"^patch_embed(?P<stage>\d)\.", r"stages.{stage}.embed."),
     (r"^pos_embed(?P<stage>\d)$", r"stages.{stage}.position.weight"),

@@ -3,9 +3,10 @@
 Papers: Long Range Arena, https://arxiv.org/abs/2011.04006; the encoder and its settings are those of Nystromformer,
 https://arxiv.org/abs/2102.03902. A sequence is a grid of one row, so that every attention of softline works on it.
 
-Deviations: features are summed over the real tokens and divided by the number of positions, whatever a batch is padded
-to. With sequences padded to all positions that is the release's mean; with less padding the result stays the same.
-Under autocast attention runs in float32 with its projections, which the release leaves in half precision.
+Deviations: features are summed over the real tokens and divided by the number of positions, regardless of how far a
+batch is padded. For sequences padded to all positions this equals the release's mean; with less padding the result is
+the same. Under autocast attention and its projections run in float32; the release runs the projections in half
+precision.
 """
 
 from collections.abc import Mapping
@@ -17,17 +18,17 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from softline.attention import create_attention
-from softline.checks import check_integer, check_number
+from softline.checks import check_integer, check_range
 from softline.errors import UserError
 from softline.ops.inputs import widen, without_autocast
 
-# what a window of the landmarks needs; shorter sequences are padded
+# length of a landmark window; shorter sequences are padded
 LEAST_TOKENS = 4
 
 _SOFT = {"sampling": "avgpool", "ratio": (1, 4), "max_landmarks": (1, 64), "value_conv": None}
 SEQUENCE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "softmax": {"dropout": 0.1},
-    # means of 4 tokens, as in the paper, but at most 64 of them
+    # means of 4 tokens as in the paper, but at most 64 landmarks
     "soft": _SOFT,
     "softpp": _SOFT,
     "inline": {"local_kernel": (1, 3)},
@@ -38,7 +39,7 @@ SEQUENCE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "performer": {"num_features": 256},
     "reformer": {"rounds": 2},
 }
-"""What an attention needs on sequences, beside its own defaults."""
+"""Options of each attention on sequences; the others keep their defaults."""
 
 
 class SequenceBlock(nn.Module):
@@ -53,7 +54,7 @@ class SequenceBlock(nn.Module):
         self.mlp = Mlp(dim, mlp_dim, drop=dropout)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x [B, N, C] and its real tokens, bool [B, N]."""
+        """x: tokens [B, N, C]; mask: bool [B, N], True = real token."""
         x = x + self.dropout(self._attend(self.norm1(x), mask))
         return x + self.mlp(self.norm2(x))
 
@@ -64,13 +65,13 @@ class SequenceBlock(nn.Module):
 
 
 class SequenceEncoder(nn.Module):
-    """Token ids [B, N], 0 where there is none, to one vector for each sequence [B, dim].
+    """Encode token ids [B, N], 0 for padding, as one vector per sequence [B, dim].
 
-    vocabulary: ids are below it.
-    positions: that are learned; no sequence may be longer.
-    attention: a name of `softline.attention`.
-    attention_options: of the attention, over those of `SEQUENCE_OPTIONS`; ``{"max_landmarks": None}`` makes SOFT's
-        landmarks as many as in the paper, one for 4 tokens, and its cost more than linear.
+    vocabulary: number of token ids.
+    positions: number of learned positions; no sequence may be longer.
+    attention: name of an attention in `softline.attention`.
+    attention_options: options of the attention that override `SEQUENCE_OPTIONS`; ``{"max_landmarks": None}`` gives
+        SOFT as many landmarks as in the paper, one per 4 tokens, at a cost that is no longer linear.
     """
 
     def __init__(
@@ -90,9 +91,7 @@ class SequenceEncoder(nn.Module):
         sizes = {"vocabulary": vocabulary, "positions": positions, "depth": depth, "mlp_dim": mlp_dim}
         for name, value in sizes.items():
             check_integer(name, value, 1)
-        check_number("dropout", dropout, 0)
-        if dropout >= 1:
-            raise UserError(f"dropout must be below 1, got {dropout}")
+        check_range("dropout", dropout, 0, 1, open_high=True)
         self.tokens = nn.Embedding(vocabulary, dim)
         self.positions = nn.Embedding(positions, dim)
         for table in (self.tokens, self.positions):
@@ -119,16 +118,16 @@ class SequenceEncoder(nn.Module):
 
 
 def sequence_options(attention: str, positions: int, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The options of an attention for sequences of at most so many tokens."""
+    """Options of an attention for sequences of at most ``positions`` tokens."""
     length = {"max_tokens": max(positions, LEAST_TOKENS)} if attention == "linformer" else {}
     return {**SEQUENCE_OPTIONS.get(attention, {}), **length, **(options or {})}
 
 
 class SequenceClassifier(nn.Module):
-    """Logits [B, num_classes] of sequences [B, parts, N], through a hidden layer.
+    """Classify sequences [B, parts, N] through a hidden layer: logits [B, num_classes].
 
-    encoder: tokens [B, N] to [B, dim].
-    parts: sequences of a sample; of two, x and y, the features are x, y, x * y and x - y.
+    encoder: module ``tokens [B, N] -> [B, dim]``.
+    parts: sequences per sample; for two, x and y, the features are x, y, x * y and x - y.
     """
 
     def __init__(self, encoder: SequenceEncoder, num_classes: int, *, parts: int = 1, hidden_dim: int = 128) -> None:

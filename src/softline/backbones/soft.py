@@ -1,22 +1,25 @@
 """SOFT and SOFT++ backbones: Softmax-free Linear Transformers (https://arxiv.org/abs/2207.03341).
 
-Four stages; overlapping convolutions between them, a learned position embedding at the start of each, post-norm blocks
-with SOFT attention in stages 1 to 3, and a class token in stage 4.
+Four stages, each starting with overlapping convolutions and a learned position embedding; post-norm blocks with SOFT
+attention in stages 1 to 3, and a class token in stage 4.
 
 Names: ``soft_*`` and ``softpp_*`` have the paper's sizes, ``soft_release_*`` and ``softpp_release_*`` those of the
 released code, for its checkpoints; the micro models are softline's own.
 
 Deviations from the paper and its release:
-- Table 1's depths for Tiny give 15.4 M parameters, not its 13 M; ``soft_tiny`` has the released depths, which do.
-- Stage 4 is a SOFT block in Small, Medium and Large, as Table 1 lists and as its parameter counts require; the release
-  has softmax blocks there: ``stage4="softmax"``.
-- Landmark grids are capped at 7 x 7 (``max_landmarks=None`` for the release's fixed ratio); at 224 they are equal.
-- Every linear layer starts from a truncated normal of 0.02; the release's SOFT++ forgets to do so in three stages.
-- The release's ``mlp_ratios`` of 8 are ignored by its own code in stages 1 and 2: 4 everywhere.
+- Table 1's depths for Tiny give 15.4 M parameters instead of its 13 M; ``soft_tiny`` has the released depths, which
+  give 13 M.
+- Stage 4 consists of SOFT blocks in Small, Medium and Large, as Table 1 lists and its parameter counts require; the
+  release uses softmax blocks there: ``stage4="softmax"``.
+- Landmark grids are capped at 7 x 7 (``max_landmarks=None`` for the release's fixed ratio); at 224 pixels both give
+  the same grid.
+- Every linear layer is initialised with a truncated normal of std 0.02; the release's SOFT++ omits this in three
+  stages.
+- The MLP ratio is 4 everywhere: the release sets ``mlp_ratios`` of 8 in stages 1 and 2, but its code ignores them.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
@@ -24,9 +27,9 @@ from torch import nn
 from softline.backbones.backbone import (
     AttentionChoice,
     Backbone,
+    HeadOptions,
     Stage,
     build_attention,
-    build_on,
     check_stages,
     drop_path_rates,
     grid_of,
@@ -63,22 +66,17 @@ def soft_backbone(
     attention_options: dict[str, Any] | None = None,
     img_size: int | GridSize = 224,
     in_chans: int = 3,
-    num_classes: int = 1000,
-    global_pool: Literal["avg", "token", ""] = "token",
-    drop_rate: float = 0.0,
     drop_path_rate: float = 0.0,
-    device: Any = None,
-    dtype: Any = None,
+    **head: Unpack[HeadOptions],
 ) -> Backbone:
     """A SOFT pyramid.
 
-    ratios, value_convs: landmark cells and kernels of the value convolution in each stage, for attentions that have
-        them.
-    attention: for all stages, or one name for each; a single name leaves stage 4 to ``stage4``.
+    ratios, value_convs: landmark cell size and value-convolution kernel size per stage, for attentions that have them.
+    attention: one name for all stages, or one per stage; with a single name ``stage4`` decides on stage 4.
     stage4: "softmax" for pre-norm softmax blocks as released, "soft" for the same blocks as in the other stages.
-    overlap: False embeds patches without overlap (Table 11b).
-    sampling: how attentions that have landmarks take them (Table 10).
-    attention_options: further options of the attention; where stages differ, of those that do not have softmax.
+    overlap: False uses non-overlapping patch embeddings (Table 11b).
+    sampling: how landmarks are sampled, for attentions that have them (Table 10).
+    attention_options: further options of the attention; if stages differ, of those other than softmax.
     """
     check_option("stage4", stage4, get_args(Stage4))
     check_stages(4, embed_dims=embed_dims, num_heads=num_heads, depths=depths, ratios=ratios, value_convs=value_convs)
@@ -119,26 +117,21 @@ def soft_backbone(
             position=PositionEmbed(dim, grid_size, num_prefix_tokens=prefix),
         )
 
-    def build() -> Backbone:
-        return Backbone(
-            [stage(index) for index in range(4)],
-            norm=nn.LayerNorm(embed_dims[3], eps=1e-6),
-            num_classes=num_classes,
-            in_chans=in_chans,
-            global_pool=global_pool,
-            drop_rate=drop_rate,
-            img_size=img_size,
-            min_size=least_image(names, [(attention_options or {}).get("ratio", r) for r in ratios], STRIDES),
-        )
-
-    return build_on(device, dtype, build)
+    return Backbone(
+        [stage(index) for index in range(4)],
+        norm=nn.LayerNorm(embed_dims[3], eps=1e-6),
+        in_chans=in_chans,
+        img_size=img_size,
+        min_size=least_image(names, [(attention_options or {}).get("ratio", r) for r in ratios], STRIDES),
+        **head,
+    )
 
 
 def _cfg(**changes: Any) -> dict[str, Any]:
     return imagenet_cfg(crop_pct=0.9, first_conv="stages.0.embed.layers.0", license="mit", **changes)
 
 
-# how the released code inverts: SOFT adds 0.01 to the diagonal, SOFT++ halves its start
+# how the released code inverts: SOFT adds 0.01 to the diagonal, SOFT++ halves the Newton start
 RELEASE_OPTIONS: dict[str, dict[str, Any]] = {"soft": {"ridge": 0.01}, "softpp": {"start": "halving"}}
 _SMALL = {"embed_dims": (96, 192, 384, 768), "num_heads": (3, 6, 12, 24)}
 _LARGE = {"embed_dims": (128, 256, 512, 1024), "num_heads": (4, 8, 16, 32)}
@@ -148,7 +141,7 @@ _MICRO = {
     "depths": (1, 1, 2, 1),
     "ratios": (1, 1, 1, 1),
     "value_convs": (5, 3, 3, 3),
-    # convolved landmarks begin far from the queries: with so few tokens the weights would sum to nearly nothing
+    # convolved landmarks start far from the queries: with so few tokens the weights would sum to almost zero
     "sampling": "avgpool",
     "img_size": 32,
 }
@@ -327,7 +320,7 @@ def softpp_micro(pretrained: bool = False, **kwargs: Any) -> Backbone:
 
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
-    """The network that the released code builds from its constructor arguments."""
+    """Build the released network from the arguments of its constructor."""
     required(config, family, "embed_dims", "num_heads", "depths", "sr_ratios")
     return soft_backbone(
         embed_dims=config["embed_dims"],
@@ -343,7 +336,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     )
 
 
-# from the release's parameter names to ours, applied in order; q and v, or q and kv, are joined afterwards
+# rules from the release's parameter names to ours, applied in order; q and v, or q and kv, are joined afterwards
 RELEASE_KEYS: KeyRules = [
     (r"^patch_embed(?P<stage>\d)\.proj\.", r"stages.{stage}.embed.layers."),
     (r"^pos_embed(?P<stage>\d)$", r"stages.{stage}.position.weight"),

@@ -1,32 +1,32 @@
 """InLine-Swin backbones: Bridging the Divide (https://arxiv.org/abs/2412.06590) on Swin (https://arxiv.org/abs/2103.14030).
 
 Patches of 4 x 4, patch merging between stages, pre-norm blocks, mean pooling. Softmax blocks attend inside Swin's
-shifted windows with a relative position bias; InLine blocks inside windows so large that at the usual image size they
-are the whole map, without a position bias.
+shifted windows with a relative position bias; InLine blocks attend inside windows that cover the whole map at the usual
+image size, without a position bias.
 
 Deviations from the release:
 - Windows do not depend on ``img_size``, and neither do the parameters; maps of any size are padded to whole windows,
-  and the padding is masked. A map that is one window along one axis only is shifted along the other.
-- As in the release, linear blocks with several windows shift them and let the sides of the map that meet see each
-  other; softmax blocks do not.
+  and the padding is masked. A map that fits one window along one axis only is shifted along the other.
+- As in the release, linear blocks with several windows shift them without masking opposite sides of the map from each
+  other; softmax blocks mask them.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from softline.attention.multihead import RowReader
+from softline.attention.multihead import Override, RowReader
 from softline.backbones.backbone import (
     AttentionChoice,
     Backbone,
+    HeadOptions,
     Stage,
     block_attentions,
     build_attention,
-    build_on,
     check_stages,
     drop_path_rates,
     grid_of,
@@ -48,7 +48,9 @@ NORM_EPS = 1e-5
 
 
 class PatchMerging(nn.Module):
-    """Swin's: 2 x 2 tokens side by side, LayerNorm, Linear: maps [B, C, H, W] -> tokens [B, N, dim] and their grid.
+    """Swin's patch merging: concatenates 2 x 2 tokens, then LayerNorm and Linear.
+
+    Maps [B, C, H, W] -> tokens [B, N, dim] and their grid.
 
     Maps of odd size are zero-padded at the bottom and the right.
     """
@@ -60,15 +62,15 @@ class PatchMerging(nn.Module):
 
     def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
         patches = pad_to_whole(maps, 2).unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # [B, C, H/2, row, W/2, column]
-        # Swin's order: down the first column, then down the second
+        # Swin's order: first column top to bottom, then the second
         merged = patches.permute(0, 2, 4, 5, 3, 1).flatten(3)  # [B, H/2, W/2, 4 C]
         return self.reduction(self.norm(merged.flatten(1, 2))), (merged.shape[1], merged.shape[2])
 
 
 class PositionBiasAttention(nn.Module):
-    """Softmax attention inside windows, with a learned bias for each head and each offset of two tokens.
+    """Softmax attention inside windows with a learned bias per head and per offset between two tokens.
 
-    window_size: side of the largest window; smaller ones use the offsets that they have.
+    window_size: side of the largest window; smaller windows use a part of the offsets.
     """
 
     num_prefix_tokens = 0
@@ -79,28 +81,36 @@ class PositionBiasAttention(nn.Module):
             raise UserError(f"dim ({dim}) must be divisible by num_heads ({num_heads})")
         self.num_heads = num_heads
         self.window_size = window_size
+        self.override: Override | None = None  # see `softline.attention.MultiHeadAttention`
         self.qkv = nn.Linear(dim, 3 * dim)
         self.position_bias = nn.Parameter(torch.empty((2 * window_size - 1) ** 2, num_heads))
         nn.init.trunc_normal_(self.position_bias, std=0.02)
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid_size: GridSize, pair_mask: Tensor | None = None) -> Tensor:
-        """Windows [B * windows, N, C] -> the same; pair_mask: bool [windows, N, N], True = sees."""
+        """Windows [B * windows, N, C] -> [B * windows, N, C]; pair_mask: bool [windows, N, N], True = may attend."""
+        if self.override is None:
+            out = self._attend(x, grid_size, pair_mask)
+        else:
+            out = self.override(self, self._project(x)[2], x, grid_size, pair_mask)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+    def _attend(self, x: Tensor, grid_size: GridSize, pair_mask: Tensor | None) -> Tensor:
+        """Attended values [B * windows, H, N, D]."""
         bias = self.bias(grid_size)[None]  # [1, H, N, N]
         if pair_mask is not None:
             bias = torch.where(pair_mask[:, None], bias, -torch.inf)  # [windows, H, N, N]
-        # windows beside heads, so that the bias is not repeated for every sample
+        # windows share an axis with the heads, so that the bias is not repeated for every sample
         q, k, v = self._project(x).unflatten(1, (-1, bias.shape[0])).flatten(2, 3).unbind(0)  # [B, windows H, N, D]
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.flatten(0, 1)[None].to(q.dtype))
-        out = out.unflatten(1, (-1, self.num_heads)).flatten(0, 1)  # [B windows, H, N, D]
-        return self.proj(out.transpose(1, 2).flatten(2))
+        return out.unflatten(1, (-1, self.num_heads)).flatten(0, 1)  # [B windows, H, N, D]
 
     def weights(self, x: Tensor, grid_size: GridSize, pair_mask: Tensor | None = None) -> Tensor:
         """Explicit weights [B * windows, H, N, N]."""
         return self.rows(x, grid_size, pair_mask)(torch.arange(x.shape[1], device=x.device))
 
     def rows(self, x: Tensor, grid_size: GridSize, pair_mask: Tensor | None = None) -> RowReader:
-        """What reads single rows of `weights`: places in a window [R] -> [B * windows, H, R, N]."""
+        """Return a function that computes rows of `weights`: places in a window [R] -> [B * windows, H, R, N]."""
         q, k, _ = self._project(x).unbind(0)
         bias = self.bias(grid_size)
 
@@ -115,13 +125,13 @@ class PositionBiasAttention(nn.Module):
         return self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
 
     def bias(self, grid_size: GridSize) -> Tensor:
-        """The bias of all pairs of a window [H, N, N]."""
+        """Bias of all token pairs in a window [H, N, N]."""
         rows, columns = (self._offsets(side) for side in grid_size)
         index = rows[:, None, :, None] * (2 * self.window_size - 1) + columns[None, :, None, :]
         return self.position_bias[index.flatten(2).flatten(0, 1)].permute(2, 0, 1)
 
     def _offsets(self, side: int) -> Tensor:
-        """Offsets of all pairs along an axis [side, side], counted from the most negative one in the table."""
+        """Offsets of all pairs along an axis [side, side], relative to the most negative offset in the table."""
         place = torch.arange(side, device=self.position_bias.device)
         return place[:, None] - place + self.window_size - 1
 
@@ -155,21 +165,16 @@ def swin_backbone(
     attention_options: dict[str, Any] | None = None,
     img_size: int | GridSize = 224,
     in_chans: int = 3,
-    num_classes: int = 1000,
-    global_pool: Literal["avg", ""] = "avg",
-    drop_rate: float = 0.0,
     drop_path_rate: float = 0.0,
-    device: Any = None,
-    dtype: Any = None,
+    **head: Unpack[HeadOptions],
 ) -> Backbone:
-    """A Swin pyramid of any number of stages.
+    """A Swin pyramid with any number of stages.
 
-    embed_dim: channels of the first stage; each stage has twice those of the one before.
-    window_size: side of the windows of blocks that do not have softmax.
-    softmax_windows: side of the windows of softmax blocks, or one for each stage; max(7, window_size // 8) if None.
-    attention: for the blocks that ``stage_types`` leaves to it, or one name for each stage and all its blocks.
-    stage_types: see `block_attentions`.
-    attention_options: further options of the attention in the blocks that do not have softmax.
+    embed_dim: channels of the first stage; they double from stage to stage.
+    window_size: window side in blocks other than softmax.
+    softmax_windows: window side in softmax blocks, or one per stage; defaults to max(7, window_size // 8).
+    attention, stage_types: attention of each block, see `softline.backbones.backbone.block_attentions`.
+    attention_options: further options of the attention in blocks other than softmax.
     """
     check_integer("window_size", window_size, 1)
     check_stages(len(depths), num_heads=num_heads)
@@ -199,19 +204,14 @@ def swin_backbone(
         embed = PatchMerging(dim // 2, dim) if index else PatchEmbed(in_chans, dim, **_PATCHES)
         return Stage(blocks, dim, reduction=strides[index], embed=embed)
 
-    def build() -> Backbone:
-        return Backbone(
-            [stage(index) for index in range(len(depths))],
-            norm=nn.LayerNorm(embed_dim * 2 ** (len(depths) - 1), eps=NORM_EPS),
-            num_classes=num_classes,
-            in_chans=in_chans,
-            global_pool=global_pool,
-            drop_rate=drop_rate,
-            img_size=img_size,
-            min_size=strides[-1],
-        )
-
-    return build_on(device, dtype, build)
+    return Backbone(
+        [stage(index) for index in range(len(depths))],
+        norm=nn.LayerNorm(embed_dim * 2 ** (len(depths) - 1), eps=NORM_EPS),
+        in_chans=in_chans,
+        img_size=img_size,
+        min_size=strides[-1],
+        **head,
+    )
 
 
 _PATCHES: dict[str, Any] = {"kernel_size": 4, "stride": 4, "norm_layer": nn.LayerNorm}
@@ -227,7 +227,7 @@ default_cfgs = generate_default_cfgs(
         "inline_swin_tiny": inline_cfg(url=inline_link("inline_swin_tiny", "32810869fcc34410966b")),
         "inline_swin_small": inline_cfg(url=inline_link("inline_swin_small", "e9657fd247c04c7cb1a1")),
         "inline_swin_base": inline_cfg(url=inline_link("inline_swin_base", "bf23564bb64c420aafe1")),
-        # tested on the whole image
+        # evaluated on the whole image
         "inline_swin_base_384": inline_cfg(input_size=(3, 384, 384), pool_size=(12, 12), crop_pct=1.0),
     }
 )
@@ -266,7 +266,7 @@ def inline_swin_base_384(pretrained: bool = False, **kwargs: Any) -> Backbone:
 
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
-    """The network that the released code builds from its constructor arguments."""
+    """Build the released network from the arguments of its constructor."""
     required(config, family, "img_size", "embed_dim", "depths", "num_heads", "window_size", "attn_type")
     depths, window, img_size = config["depths"], config["window_size"], config["img_size"]
     patch_size = config.get("patch_size", 4)
@@ -278,7 +278,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
         depths=depths,
         num_heads=config["num_heads"],
         window_size=window,
-        # the release's tables of position biases are no larger than the map
+        # the release's position-bias tables are never larger than the map
         softmax_windows=[min(side, max(7, window // 8)) for side in sides],
         stage_types=config["attn_type"],
         img_size=as_pair("img_size", img_size),
@@ -287,11 +287,11 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     )
 
 
-# from the release's parameter names to ours, applied in order; masks and indices are computed here
+# rules from the release's parameter names to ours, applied in order; masks and indices are computed here
 RELEASE_KEYS: KeyRules = [
     (r"\.(attn_mask|relative_position_index)$", None),
     (r"^patch_embed\.", r"stages.0.embed."),
-    # merging ends a stage there and begins the next one here
+    # patch merging is the end of a stage in the release and the start of the next stage here
     *((rf"^layers\.{index}\.downsample\.", rf"stages.{index + 1}.embed.") for index in range(9)),
     (r"^layers\.(?P<index>\d+)\.", r"stages.{index}."),
     (r"\.attn\.", r".attn.attention."),

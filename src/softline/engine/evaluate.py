@@ -12,8 +12,8 @@ from torch import nn
 
 from softline.engine.distributed import is_sharded
 from softline.engine.loading import eval_batches, eval_samples
+from softline.engine.task import Task
 from softline.errors import UserError
-from softline.tasks import Task
 
 
 @dataclass(frozen=True)

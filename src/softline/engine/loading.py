@@ -1,31 +1,31 @@
-"""Batches for training and evaluation, the same for every number of processes and workers."""
+"""Batches for training and evaluation, identical for every number of processes and workers."""
 
 import itertools
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import find_batch_size
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from softline.data.images.interface import UNREADABLE
 from softline.data.sampler import EvalShard, TrainBatches
 from softline.engine import distributed
 from softline.engine.recipe import Recipe
+from softline.engine.task import Task
 from softline.errors import UserError
-from softline.tasks import Task
 
 
 def steps_per_epoch(task: Task, recipe: Recipe, *, processes: int = 1) -> int:
-    """Whole batches in one pass over the training data."""
+    """Return the number of whole batches in one pass over the training data."""
     return _sampler(task, recipe, start_step=0, total_steps=1, processes=processes).steps_per_epoch
 
 
 def train_batches(
     task: Task, recipe: Recipe, *, start_step: int, total_steps: int, rank: int = 0, processes: int = 1
 ) -> Iterator[list[Any]]:
-    """This process's micro-batches of each step from ``start_step`` on, one list for each step."""
+    """Yield this process's micro-batches from ``start_step`` on, one list for each step."""
     micro = recipe.batch_size // processes // recipe.accumulate
     if isinstance(task.train_set, IterableDataset):
         batches = _stream(task, recipe, micro, start_step, steps_per_epoch(task, recipe, processes=processes))
@@ -56,9 +56,9 @@ def _sampler(task: Task, recipe: Recipe, *, processes: int, **options: Any) -> T
 def eval_batches(
     task: Task, *, batch_size: int, workers: int = 0, rank: int = 0, processes: int = 1, in_step: bool = False
 ) -> Iterator[tuple[Any, int]]:
-    """This process's share of the validation data: batches, and how many samples of each count.
+    """Yield this process's share of the validation data: batches, and how many samples of each one count.
 
-    in_step: all processes get equally many batches. Of data that can be indexed they always do.
+    in_step: give all processes equally many batches, which data that can be indexed always does.
     """
     if isinstance(task.val_set, IterableDataset):
         counted = ((batch, _samples(batch)) for batch in _load(task, workers, val=True, batch_size=batch_size))
@@ -72,14 +72,14 @@ def eval_batches(
 
 
 def eval_samples(task: Task, *, rank: int = 0, processes: int = 1) -> int | None:
-    """How many samples `eval_batches` gives that count; None if that is not known before."""
+    """Return how many samples of `eval_batches` count; None if that is not known beforehand."""
     if isinstance(task.val_set, IterableDataset):
         return None
     return EvalShard(_length(task.val_set), rank=rank, processes=processes).valid
 
 
 def _in_step(batches: Iterator[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
-    """Until no process has any left; one that ends early repeats its last batch, which then counts for nothing."""
+    """Continue until all processes are done; one that ends early repeats its last batch, which then does not count."""
     last = None
     while True:
         batch, valid = next(batches, (last, 0))
@@ -92,7 +92,7 @@ def _in_step(batches: Iterator[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
 
 
 def _stream(task: Task, recipe: Recipe, micro: int, start_step: int, per_epoch: int) -> Iterator[Any]:
-    """Batches of a set that can only be read in order; what a resumed run has seen is read again and dropped."""
+    """Read a stream in order; a resumed run reads the batches it has seen again and drops them."""
     skip = start_step % per_epoch * recipe.accumulate
     for epoch in itertools.count(start_step // per_epoch):
         task.train_set.set_epoch(epoch)  # type: ignore[union-attr]
@@ -118,19 +118,40 @@ def _load(task: Task, workers: int, *, val: bool = False, **options: Any) -> Ite
         **options,
     )
     for batch in loader:
-        if isinstance(batch, Exception):
-            raise batch
+        if isinstance(batch, _Failure):
+            raise batch.error from batch.cause
         yield batch
 
 
 def _leave_signals(_: int) -> None:
-    """A signal to all processes is for the one that trains: it needs its loading processes until it has saved."""
+    """Ignore signals to the whole group: the training process needs its loading processes until it has saved."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+class LoadingTraceback(Exception):
+    """Where an error was raised in a loading process, as text; the cause of the error in the training process."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class _Failure(NamedTuple):
+    """An error about the data on its way out of a loading process.
+
+    A DataLoader would raise it with its traceback in the text, which is not for users.
+    """
+
+    error: UserError | OSError
+    cause: LoadingTraceback
+
+    @classmethod
+    def now(cls, error: UserError | OSError) -> "_Failure":
+        return cls(error, LoadingTraceback(traceback.format_exc()))
+
+
 class _Guarded(Dataset[Any]):
-    """Hands errors about the data on as they are: a DataLoader worker would wrap them in its traceback."""
+    """A dataset that returns errors about the data as failures; other errors are raised."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -141,8 +162,8 @@ class _Guarded(Dataset[Any]):
     def __getitem__(self, key: Any) -> Any:
         try:
             return self.dataset[key]
-        except UNREADABLE as error:
-            return error
+        except (UserError, OSError) as error:
+            return _Failure.now(error)
 
 
 class _GuardedStream(IterableDataset[Any]):
@@ -152,8 +173,8 @@ class _GuardedStream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         try:
             yield from self.dataset
-        except UNREADABLE as error:
-            yield error
+        except (UserError, OSError) as error:
+            yield _Failure.now(error)
 
 
 class _Collate:
@@ -162,12 +183,12 @@ class _Collate:
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         for sample in samples:
-            if isinstance(sample, Exception):
+            if isinstance(sample, _Failure):
                 return sample
         try:
             return self.collate(samples)
-        except ValueError as error:
-            return error
+        except UserError as error:
+            return _Failure.now(error)
 
 
 def _length(dataset: Any) -> int:

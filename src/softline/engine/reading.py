@@ -1,7 +1,7 @@
-"""Read recipes from YAML and the command line, write them back, and tell two apart.
+"""Read recipes from YAML and the command line, write them back, and compare two.
 
-Unknown keys, wrong types and values out of range fail with the key's name. A file may build on another one:
-``base: NAME`` takes over everything that the file does not say itself.
+Unknown keys, wrong types and values out of range fail with the name of the key. A file may extend another one:
+``base: NAME`` takes over every key that the file does not set itself.
 """
 
 import dataclasses
@@ -14,80 +14,71 @@ from pathlib import Path
 from typing import Any
 
 from softline.checks import check_option
-from softline.engine.recipe import RECIPE_TYPES, Recipe
+from softline.engine.recipe import Recipe
+from softline.engine.task import TASKS
 from softline.errors import UserError
-
-# a resumed run may change these: where things lie, how they are computed, what is told
-FREE_KEYS = frozenset(
-    (
-        *("output", "data.source", "data.root", "data.skip_corrupt", "data.skip_empty_boxes"),
-        *("data.train_annotations", "data.val_annotations", "data.generate.workers", "model.checkpoint"),
-        *("device", "workers", "accumulate", "strategy", "model.compile", "model.grad_checkpointing"),
-        *("eval_batch_size", "eval_every", "eval_steps", "save_every", "log_every"),
-    )
-)
 
 
 def list_recipes() -> list[str]:
-    """Names of the recipes inside the package."""
+    """Return the names of the recipes inside the package."""
     root = files("softline") / "recipes"
     return sorted(entry.name.removesuffix(".yaml") for entry in root.iterdir() if entry.name.endswith(".yaml"))
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of that name inside the package, or in that YAML file, with ``--key value`` overrides."""
+    """Load a recipe of the package by its name, or a YAML file, with ``--key value`` overrides."""
     return read_recipe(_content(name), overrides, where=name)
 
 
 def parse_recipe(text: str, overrides: Sequence[str] = (), *, where: str = "recipe") -> Recipe:
-    """A recipe from YAML."""
+    """Read a recipe from YAML text."""
     return read_recipe(_resolve(_parse(text, where), Path(), (where,)), overrides, where=where)
 
 
 def read_recipe(content: dict[str, Any], overrides: Sequence[str] = (), *, where: str = "recipe") -> Recipe:
-    """A recipe from nested keys and values and ``--key value`` (or ``--key=value``) overrides."""
+    """Read a recipe from nested keys and values, with ``--key value`` or ``--key=value`` overrides."""
     from jsonargparse import ArgumentError
 
     try:
         if "task" not in content:
-            raise UserError(f"missing key task: one of {', '.join(RECIPE_TYPES)}")
-        check_option("task", content["task"], RECIPE_TYPES)
-        kind = RECIPE_TYPES[content["task"]]
+            raise UserError(f"missing key task: one of {', '.join(TASKS)}")
+        check_option("task", content["task"], TASKS)
+        kind = TASKS[content["task"]].recipe_type
         _check_keys(content, kind)
         content = _override(content, overrides, kind)
         _check_keys(content, kind)
         parser = _parser(kind)
         return kind(**vars(parser.instantiate(parser.parse_object(content))))
     except ArgumentError as error:
-        raise UserError(f"{where}: {_tidy(str(error))}") from None
-    except ValueError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(f"{where}: {_tidy(str(error))}") from error
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The whole recipe as YAML that ``load_recipe`` reads back."""
+    """Write the whole recipe as YAML, which ``load_recipe`` reads back."""
     import yaml
 
     return yaml.safe_dump(to_dict(recipe), sort_keys=False)
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Plain numbers, strings, lists and dictionaries."""
+    """Convert a recipe to plain numbers, strings, lists and dictionaries."""
     plain: dict[str, Any] = _plain(dataclasses.asdict(recipe))
     return plain
 
 
 def differing_keys(old: Recipe, new: Recipe) -> list[str]:
-    """Keys by which two recipes train differently."""
+    """Return the keys because of which two recipes train differently."""
     before, after = _flat(to_dict(old)), _flat(to_dict(new))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    return [key for key in keys if key not in FREE_KEYS]
+    return [key for key in keys if key not in new.free_keys]
 
 
 def _content(name: str, chain: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What the recipe and those it builds on say."""
+    """Read a recipe merged with those that it extends."""
     if name in chain:
-        raise UserError(f"recipes build on each other in a circle: {' -> '.join((*chain, name))}")
+        raise UserError(f"recipes extend each other in a circle: {' -> '.join((*chain, name))}")
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         check_recipe_name(name)
@@ -126,7 +117,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
 
 
 def _check_duplicates(node: Any, where: str) -> None:
-    """YAML would keep the last of two equal keys without a word."""
+    """Refuse repeated keys, of which YAML silently keeps the last."""
     import yaml
 
     if not isinstance(node, yaml.MappingNode):
@@ -151,7 +142,7 @@ def _resolve(content: dict[str, Any], folder: Path, chain: tuple[str, ...]) -> d
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """``base`` with ``changes``, section by section."""
+    """Merge ``changes`` into ``base``, section by section."""
     merged = dict(base)
     for key, value in changes.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
@@ -168,7 +159,7 @@ def _parser(kind: type[Recipe]) -> Any:
 
 
 def recipe_keys(kind: type[Recipe]) -> list[str]:
-    """Every key of a recipe, dotted."""
+    """Return every key of a recipe, with dots between sections."""
     keys = []
     for entry in dataclasses.fields(kind):
         section = _section(entry.type)
@@ -180,7 +171,7 @@ def recipe_keys(kind: type[Recipe]) -> list[str]:
 
 
 def _section(annotation: Any) -> type[Any] | None:
-    """The dataclass in an annotation such as ``EmaRecipe | None``."""
+    """Find the dataclass in an annotation such as ``EmaRecipe | None``."""
     for candidate in (annotation, *getattr(annotation, "__args__", ())):
         if dataclasses.is_dataclass(candidate):
             assert isinstance(candidate, type)
@@ -202,7 +193,7 @@ def _check_keys(content: dict[str, Any], kind: type[Any], prefix: str = "") -> N
 
 
 def _override(content: dict[str, Any], overrides: Sequence[str], kind: type[Recipe]) -> dict[str, Any]:
-    """The content with ``--key value`` or ``--key=value`` set in it."""
+    """Set the overrides in the content."""
     keys = recipe_keys(kind)
     for key, text in _pairs(overrides):
         if not _is_key(key, keys):
@@ -210,14 +201,14 @@ def _override(content: dict[str, Any], overrides: Sequence[str], kind: type[Reci
         if not text:
             raise UserError(f"--{key} needs a value")
         content = _set(content, key.split("."), _value(key, text, kind))
-    check_option("task", content["task"], RECIPE_TYPES)
-    if RECIPE_TYPES[content["task"]] is not kind:
+    check_option("task", content["task"], TASKS)
+    if TASKS[content["task"]].recipe_type is not kind:
         raise UserError(f"task cannot be overridden: this recipe has the keys of another, got {content['task']!r}")
     return content
 
 
 def _set(content: Any, path: Sequence[str], value: Any) -> Any:
-    """The content with another value at the path; what was not there before begins empty."""
+    """Return the content with another value at the path, whose missing sections are created."""
     if not path:
         return value
     content = content if isinstance(content, dict) else {}
@@ -225,7 +216,7 @@ def _set(content: Any, path: Sequence[str], value: Any) -> Any:
 
 
 def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
-    """Keys and values; an empty text where there is no value."""
+    """Split overrides into keys and values; a missing value is an empty text."""
     pairs: list[tuple[str, str]] = []
     for part in overrides:
         if part.startswith("--"):
@@ -239,14 +230,14 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _is_key(key: str, keys: Sequence[str]) -> bool:
-    """A key, a section of keys, or an entry of free options."""
+    """Check for a key, a section of keys, or an entry of free options."""
     return any(key == known or known.startswith(f"{key}.") for known in keys) or any(
         known.endswith("options") and key.startswith(f"{known}.") for known in keys
     )
 
 
 def _value(key: str, text: str, kind: type[Any]) -> Any:
-    """What the text means where it stands: text stays text where text is wanted, the rest is YAML."""
+    """Read the value of a key: text where the key is text, YAML elsewhere."""
     name, _, rest = key.partition(".")
     annotation = {entry.name: entry.type for entry in dataclasses.fields(kind)}.get(name)
     section = _section(annotation)
@@ -258,7 +249,7 @@ def _value(key: str, text: str, kind: type[Any]) -> Any:
 
 
 def yaml_value(key: str, text: str) -> Any:
-    """One value in YAML; unlike yaml's own reader it takes 1e-3 for a number."""
+    """Read one value in YAML, where 1e-3 is a number, unlike in PyYAML."""
     import yaml
     from jsonargparse import get_loader
 
@@ -276,10 +267,10 @@ def _suggest(key: str, keys: Sequence[str], prefix: str = "") -> str:
 
 
 def _tidy(message: str) -> str:
-    """jsonargparse's or yaml's message on one line, in words."""
+    """Rewrite a message of jsonargparse or PyYAML as one readable line."""
     message = re.sub(r"\s+", " ", message).strip()
     message = re.sub(r"the following arguments are required: (.*)", r"missing key \1", message)
-    # of a part that may be null
+    # a section that may be null
     message = re.sub(
         r'Parser key "(.+?)": Does not validate against .*? Problem with given class_path .*?: '
         r'Parser key "(.+?)": Expected an? (.+?)\. Got value: (.*?) - Expected an? .*',

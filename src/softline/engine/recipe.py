@@ -1,38 +1,35 @@
-"""Recipes: everything that decides a training run, typed and checked, before any data is touched."""
+"""Recipes: everything that decides a training run, typed and checked before any data is touched.
+
+Here are the keys that every task has; each task adds its own in a subclass of `Recipe`.
+"""
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from softline.checks import check_range
 from softline.errors import UserError
-from softline.tasks.classification.recipe import ClassificationRecipe
-from softline.tasks.detection.recipe import DetectionRecipe
-from softline.tasks.segmentation.recipe import SegmentationRecipe
-from softline.tasks.sequence.recipe import SequenceRecipe
 
 Precision = Literal["fp32", "bf16", "fp16"]
-
-
 Strategy = Literal["ddp", "fsdp"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRecipe:
     name: str
-    """Any model of timm.create_model, softline's included; lra_encoder for sequences."""
+    """Any model of timm.create_model, softline's included, or what the task has instead."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Its keyword arguments: attention, attention_options, drop_path_rate, ..."""
+    """Keyword arguments of the model: attention, attention_options, drop_path_rate, ..."""
     pretrained: bool = False
     """Start from the published weights."""
     checkpoint: str | None = None
-    """Start from the weights of this checkpoint; positions and classifier are fitted to this recipe's."""
+    """Start from the weights in this file; position embeddings and classifier are adapted to this recipe."""
     grad_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
+    """Recompute activations in the backward pass, which saves memory and takes longer."""
     freeze_batch_norm: bool = False
-    """Keep the backbone's BatchNorm as it was loaded, for batches of few images."""
+    """Keep the backbone's BatchNorm layers as loaded, for batches of few images."""
     sync_batch_norm: bool = False
-    """Let the BatchNorm of several processes, each with a GPU, see all their images; one process has them anyway."""
+    """Compute BatchNorm statistics over the images of all processes, each of which needs a GPU."""
     channels_last: bool = False
     compile: bool = False
     """Train through torch.compile."""
@@ -44,13 +41,13 @@ class OptimizerRecipe:
     """Any optimizer of timm."""
     lr: float
     lr_batch: int | None = None
-    """All learning rates hold for this batch size and are scaled in proportion to the recipe's."""
+    """Batch size that all learning rates are meant for; they are scaled in proportion to the recipe's batch size."""
     weight_decay: float = 0.05
-    """Of matrices and kernels; biases, norms and what the model names have none."""
+    """Weight decay of matrices and kernels; biases, norms and what the model exempts have none."""
     layer_decay: float | None = None
-    """Factor of the learning rate from one layer to the one before it."""
+    """Factor between the learning rates of a layer and of the layer before it."""
     clip_norm: float | None = None
-    """Gradients are scaled down to at most this norm."""
+    """Largest norm of the gradient; larger gradients are scaled down."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer: betas, eps, momentum, ..."""
 
@@ -58,22 +55,22 @@ class OptimizerRecipe:
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRecipe:
     name: Literal["cosine", "step", "multistep", "poly", "tanh", "linear"] = "cosine"
-    """linear: straight up in the warm-up and straight down afterwards, as torch's OneCycleLR can."""
+    """linear rises and then falls in straight lines, as torch's OneCycleLR can."""
     epochs: float
     warmup_epochs: float = 0.0
-    """The first of the epochs: the learning rate rises from warmup_lr."""
+    """How many of the epochs the learning rate rises from warmup_lr."""
     cooldown_epochs: float = 0.0
     """Further epochs at the final learning rate."""
     warmup_lr: float = 1e-6
     min_lr: float = 0.0
     decay_rate: float = 0.1
-    """Of step and multistep."""
+    """Factor by which step and multistep lower the learning rate."""
     power: float = 1.0
-    """Of poly."""
+    """Exponent of poly."""
     decay_epochs: float = 30.0
-    """Of step."""
+    """Epochs between two steps of step."""
     milestones: tuple[float, ...] = ()
-    """Epochs of multistep."""
+    """Epochs at which multistep lowers the learning rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +82,16 @@ class EmaRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What every task's recipe has."""
+    """The keys of every task's recipe."""
+
+    free_keys: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("output", "device", "workers", "accumulate", "strategy"),
+            *("model.checkpoint", "model.compile", "model.grad_checkpointing"),
+            *("eval_batch_size", "eval_every", "eval_steps", "save_every", "log_every"),
+        )
+    )
+    """Keys that may change when a run is resumed: where things lie, how they are computed, what is logged."""
 
     task: str
     output: str
@@ -93,27 +99,27 @@ class Recipe:
     model: ModelRecipe
     seed: int = 0
     batch_size: int
-    """Samples in one step of the optimizer, over all processes and accumulation."""
+    """Samples in one step of the optimizer, over all processes and accumulated batches."""
     accumulate: int = 1
-    """Backward passes in one step."""
+    """Backward passes in one step of the optimizer."""
     eval_batch_size: int | None = None
-    """In each process; by default batch_size / accumulate / processes."""
+    """Samples at once in each process; defaults to batch_size / accumulate / processes."""
     workers: int = 0
     """Loading processes for each training process."""
     optimizer: OptimizerRecipe
     schedule: ScheduleRecipe
     ema: EmaRecipe | None = None
-    """Average the weights; the average is what is evaluated."""
+    """Average the weights and evaluate the average."""
     precision: Precision = "fp32"
     strategy: Strategy = "ddp"
-    """How several processes share the model: a copy each (ddp) or shards of it (fsdp, torch's fully_shard)."""
+    """How several processes share the model: a copy each (ddp), or shards of it (fsdp, torch's fully_shard)."""
     device: Literal["auto", "cpu"] = "auto"
     eval_every: int = 1
-    """Epochs between evaluations; the last one always is."""
+    """Epochs between evaluations; there is always one after the last epoch."""
     eval_steps: int | None = None
-    """Steps between evaluations, instead of eval_every's epochs."""
+    """Steps between evaluations, instead of the epochs of eval_every."""
     save_every: int | None = None
-    """Steps between checkpoints, beside the one after each epoch."""
+    """Steps between checkpoints, in addition to the one after each epoch."""
     log_every: int = 20
     """Steps between log lines."""
 
@@ -149,17 +155,9 @@ class Recipe:
     def lr_scale(self) -> float:
         return 1.0 if self.optimizer.lr_batch is None else self.batch_size / self.optimizer.lr_batch
 
-    def replace(self, **changes: Any) -> "Recipe":
+    def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
 
-    def without_weights(self) -> "Recipe":
-        """The same network, to start from no file: a checkpoint has its weights, or none are needed."""
+    def without_weights(self) -> Self:
+        """The same recipe with random initial weights, for a network whose weights come from elsewhere."""
         return self.replace(model=dataclasses.replace(self.model, pretrained=False, checkpoint=None))
-
-
-RECIPE_TYPES: dict[str, type[Recipe]] = {
-    "classification": ClassificationRecipe,
-    "detection": DetectionRecipe,
-    "segmentation": SegmentationRecipe,
-    "sequence": SequenceRecipe,
-}

@@ -1,46 +1,127 @@
-"""What the engine asks of a task."""
+"""What the engine asks of a task, and how a kind of task becomes known to it.
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+Three things make a kind of task: a subclass of `Recipe` with its keys; a `TaskDefinition`, which builds the `Task` that
+the training loop runs; and a subclass of `softline.engine.trained.Trained`, which is what a checkpoint of it becomes.
+A package declares its definition as an entry point of the group ``softline.tasks``, as softline does its own.
+"""
 
-from torch import Tensor, nn
-from torch.utils.data import Dataset
-from torchmetrics import MetricCollection
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from softline.checks import check_option
+from softline.engine.recipe import Recipe
+from softline.errors import UserError
+from softline.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
+    from torchmetrics import MetricCollection
+
+    from softline.engine.trained import Trained
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Recipe)
+Notify: TypeAlias = Callable[[str], None]
+"""Receives what a user should know, such as which samples were left out."""
+NotifyPreparing: TypeAlias = Callable[[str, int, int], None]
+"""Receives what is generated before a run, how many are done, and how many there will be."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What building a task may need beside its recipe."""
+
+    rank: int = 0
+    """Index of this process among those that train together."""
+    notify: Notify = log.info
+    preparing: NotifyPreparing = lambda *_: None
 
 
 class Loss(NamedTuple):
-    value: Tensor
-    """Mean over the batch, differentiable."""
-    logs: dict[str, Tensor]
-    """Further scalars to show, such as the batch's accuracy."""
+    value: "Tensor"
+    """The differentiable mean over the batch."""
+    logs: "dict[str, Tensor]"
+    """Further scalars to log, such as the accuracy on the batch."""
 
 
 class Task(Protocol):
-    model: nn.Module
-    train_set: Dataset[Any] | None
+    """A network with its data, loss and metrics, ready to be trained and evaluated."""
+
+    model: "nn.Module"
+    train_set: "Dataset[Any] | None"
     """Indexed by (epoch, index), or iterable with ``set_epoch`` where samples can only be read in order."""
-    val_set: Dataset[Any] | None
+    val_set: "Dataset[Any] | None"
     groups: Sequence[int] | None
-    """A number for each training sample; a batch is made of samples with the same one. None: any."""
+    """A group number for each training sample; a batch has samples of one group. None puts all into one group."""
     monitor: str
-    """The metric that tells the best checkpoint; more is better."""
+    """The metric that decides which checkpoint is best; higher is better."""
     unit: str
-    """What a sample is called: images, sequences."""
+    """What samples are called, in the plural: images, sequences."""
 
     def collate(self, samples: Sequence[Any]) -> Any:
-        """A batch; the first tensor in it counts the samples in its first dimension."""
+        """Build a batch; its first tensor has the samples in its first dimension."""
 
-    def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Of a training batch. All randomness comes from the global generators."""
+    def loss(self, model: "nn.Module", batch: Any) -> Loss:
+        """Compute the loss of a training batch; random numbers come from the global generators."""
 
-    def metrics(self) -> MetricCollection:
-        """Empty metrics."""
+    def metrics(self) -> "MetricCollection":
+        """Create empty metrics."""
 
-    def update(self, metrics: MetricCollection, model: nn.Module, batch: Any, valid: int) -> None:
+    def update(self, metrics: "MetricCollection", model: "nn.Module", batch: Any, valid: int) -> None:
         """Run the model and count the first ``valid`` samples of the batch; the others are padding."""
 
-    def details(self, metrics: MetricCollection) -> dict[str, Any]:
-        """What a report says beside the metrics, such as numbers for each class. All processes call it."""
+    def details(self, metrics: "MetricCollection") -> dict[str, Any]:
+        """Return what a report says beside the metrics, such as a row for each class. All processes call it."""
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint must know to be used without the data, such as the names of the classes."""
+        """Return what a checkpoint must know to be used without the data, such as the names of the classes."""
+
+
+class TaskDefinition(ABC, Generic[R]):
+    """A kind of task: its recipe, how it is built, and what a trained one can do."""
+
+    recipe_type: type[R]
+
+    @abstractmethod
+    def build(self, recipe: R, setup: Setup) -> Task:
+        """Open the data and create the network of a recipe."""
+
+    @abstractmethod
+    def network(self, recipe: R, facts: Mapping[str, Any]) -> "nn.Module":
+        """Create the network of a recipe without opening its data.
+
+        facts: as returned by `Task.facts`.
+        """
+
+    @abstractmethod
+    def trained(self, model: "nn.Module", recipe: R, facts: Mapping[str, Any]) -> "Trained":
+        """Wrap a network that has its trained weights."""
+
+    def settled(self, recipe: R) -> R:
+        """Spell out what the recipe leaves to its model, so that other models can be trained in the same way."""
+        return recipe
+
+
+TASKS: Registry[TaskDefinition[Any]] = Registry("task", group="softline.tasks")
+"""Definitions by the name that recipes give as ``task``."""
+
+
+def definition_of(recipe: Recipe) -> TaskDefinition[Any]:
+    """Look up the definition of the task that a recipe names."""
+    check_option("task", recipe.task, TASKS)
+    return TASKS[recipe.task]
+
+
+def build_task(recipe: Recipe, setup: Setup | None = None) -> Task:
+    """Build the task that a recipe names."""
+    checkpoint = recipe.model.checkpoint
+    if checkpoint is not None and not Path(checkpoint).is_file():
+        # before the data, which may take minutes to read
+        raise UserError(f"model.checkpoint: no such file: {checkpoint}")
+    return definition_of(recipe).build(recipe, setup or Setup())

@@ -38,10 +38,9 @@ from softline.engine.nonfinite import NonFiniteError, first_nonfinite, first_non
 from softline.engine.optimizer import create_optimizer, create_schedule, total_steps
 from softline.engine.reading import differing_keys, dump_recipe, read_recipe, to_dict
 from softline.engine.recipe import Recipe
+from softline.engine.task import Setup, Task, build_task
 from softline.errors import UserError
 from softline.files import make_directory, remove_partial, write_text
-from softline.tasks import Task
-from softline.tasks.building import build_task
 from softline.weights.renaming import check_keys
 
 # a loss scale below which float16 has no room left
@@ -72,16 +71,16 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
     if not resume and (output / LAST).exists():
         raise UserError(f"{output} holds a checkpoint: continue by --resume, or name another directory by --output")
     accelerator = distributed.start(precision=recipe.precision, device=recipe.device)
-    tell = _Teller(listeners if accelerator.is_main_process else ())
+    tell = _Broadcast(listeners if accelerator.is_main_process else ())
     set_seed(recipe.seed)
     # a run that goes on has its weights: those it began with may be gone
     begun = resume and (output / LAST).exists()
-    task = build_task(
-        recipe.without_weights() if begun else recipe,
+    setup = Setup(
         rank=accelerator.process_index,
         notify=lambda text: tell(Notice(text)),
         preparing=lambda *numbers: tell(Preparing(*numbers)),
     )
+    task = build_task(recipe.without_weights() if begun else recipe, setup)
     trainer = Trainer(recipe, task, accelerator, tell)
     if resume:
         trainer.resume(output / LAST)
@@ -431,7 +430,7 @@ class Trainer:
         self.tell(event)
 
 
-class _Teller:
+class _Broadcast:
     """Passes events on to the listeners, on the first process only, and to the log files once they are open."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:

@@ -1,4 +1,4 @@
-"""Train variants of one recipe on the same data and budget, with several seeds, and set them side by side."""
+"""Train variants of one recipe on the same data and budget, with several seeds, and compare them."""
 
 import dataclasses
 import json
@@ -12,30 +12,26 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from softline.checks import check_at_least
-from softline.data.images import open_source
 from softline.engine.events import Event, read_log
 from softline.engine.nonfinite import NonFiniteError
 from softline.engine.reading import to_dict
 from softline.engine.recipe import Recipe
+from softline.engine.task import build_task, definition_of
 from softline.errors import UserError
 from softline.experiments.model_cost import ModelCost, measure_costs
 from softline.experiments.presets import Variant, check_variants, variant_recipe
-from softline.experiments.runs import Finished, TellRun, check_seeds, run_once, train_or_diverge
-from softline.experiments.workers import Tell, run_in_processes
+from softline.experiments.runs import Finished, NotifyRun, check_seeds, run_once, train_or_diverge
+from softline.experiments.workers import Send, run_in_processes
 from softline.measure.environment import environment
-from softline.tasks.classification.build import class_names
-from softline.tasks.classification.recipe import ClassificationRecipe
-from softline.tasks.images import image_settings
-from softline.tasks.networks import build_model
 
 
 class CurvePoint(NamedTuple):
-    """At one evaluation."""
+    """One evaluation during a training."""
 
     epoch: float
     train_loss: float
-    """Mean since the evaluation before."""
-    top1: float
+    """Mean since the previous evaluation."""
+    score: float
 
 
 @dataclass(frozen=True)
@@ -44,23 +40,24 @@ class Run:
 
     seed: int
     step: int
-    """The last one."""
-    top1: float | None
-    """Accuracy of 0 to 1 at the end; None if the run diverged."""
+    """The last step."""
+    score: float | None
+    """The comparison's metric at the end, from 0 to 1; None if the run diverged."""
     diverged: str | None
-    """What was not finite and where, if the run ended so."""
+    """What was not finite and where, if the run diverged."""
     curve: tuple[CurvePoint, ...]
+    metric: str
 
     @property
     def text(self) -> str:
-        if self.top1 is None:
+        if self.score is None:
             return f"diverged at step {self.step}: {self.diverged}"
-        return f"top-1 {100 * self.top1:.2f} %"
+        return f"{metric_label(self.metric)} {100 * self.score:.2f} %"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One variant."""
+class VariantResult:
+    """All trainings of one variant, and what its model costs."""
 
     name: str
     changes: dict[str, Any]
@@ -68,9 +65,9 @@ class Row:
     runs: tuple[Run, ...]
 
     @property
-    def top1(self) -> list[float | None]:
-        """Of each seed."""
-        return [run.top1 for run in self.runs]
+    def scores(self) -> list[float | None]:
+        """The score of each seed."""
+        return [run.score for run in self.runs]
 
     @property
     def diverged(self) -> list[Run]:
@@ -78,53 +75,51 @@ class Row:
 
     @property
     def mean(self) -> float | None:
-        """Over the seeds that did not diverge."""
-        finished = self._finished()
-        return mean(finished) if finished else None
+        """Mean over the seeds that did not diverge."""
+        return mean(self._finished) if self._finished else None
 
     @property
     def spread(self) -> float | None:
         """Sample standard deviation over the seeds that did not diverge; None for fewer than two."""
-        finished = self._finished()
-        return stdev(finished) if len(finished) > 1 else None
+        return stdev(self._finished) if len(self._finished) > 1 else None
 
+    @property
     def _finished(self) -> list[float]:
-        return [run.top1 for run in self.runs if run.top1 is not None]
+        return [run.score for run in self.runs if run.score is not None]
 
 
 @dataclass(frozen=True)
 class Comparison:
     title: str
     reference: str
-    """What it is a miniature of, if anything."""
+    """The table of a paper that it repeats at a small scale, if any."""
+    metric: str
+    """Name of the metric that scores are, such as top1 or mIoU."""
+    unit: str
+    """What samples are called: images, sequences."""
     seeds: tuple[int, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[VariantResult, ...]
     recipe: dict[str, Any]
     """What all variants share."""
     environment: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dictionaries."""
+        """Convert to plain numbers, strings, lists and dictionaries."""
         content = dataclasses.asdict(self)
         for plain, row in zip(content["rows"], self.rows, strict=True):
-            plain |= {"top1": row.top1, "mean": row.mean, "spread": row.spread, "diverged": len(row.diverged)}
+            plain |= {"scores": row.scores, "mean": row.mean, "spread": row.spread, "diverged": len(row.diverged)}
         plain_content: dict[str, Any] = json.loads(json.dumps(content))
         return plain_content
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Comparison":
-        return cls(
-            title=content["title"],
-            reference=content["reference"],
-            seeds=tuple(content["seeds"]),
-            rows=tuple(_read_row(row) for row in content["rows"]),
-            recipe=content["recipe"],
-            environment=content["environment"],
-        )
+        rows = tuple(_read_row(row) for row in content["rows"])
+        names = ("title", "reference", "metric", "unit", "recipe", "environment")
+        return cls(**{name: content[name] for name in names}, seeds=tuple(content["seeds"]), rows=rows)
 
 
-Progress: TypeAlias = Callable[[str, int, Event | Finished], None]
-"""Called with a variant's name, a seed and what happened there."""
+NotifyRuns: TypeAlias = Callable[[str, int, Event | Finished], None]
+"""Receives the name of a variant, a seed, and what happened in that run."""
 
 
 def compare(
@@ -134,42 +129,46 @@ def compare(
     seeds: Sequence[int],
     output: Path,
     jobs: int = 1,
-    progress: Progress = lambda *_: None,
+    progress: NotifyRuns = lambda *_: None,
     title: str = "Comparison",
     reference: str = "",
 ) -> Comparison:
     """Train every variant with every seed, in ``output/<variant>/seed<k>``, and measure what the models cost.
 
-    A run that is finished there is not repeated and one that was interrupted goes on. A run whose loss or gradient is
-    not finite is a result as well. If SIGTERM stops a run, KeyboardInterrupt is raised.
+    A run that is finished there is not repeated, and one that was interrupted is continued. A run whose loss or
+    gradient is not finite is a result as well. If SIGTERM stops a run, KeyboardInterrupt is raised.
 
     jobs: trainings at a time, each in a process with its share of torch's threads; 1 stays in this process. A script
         that asks for more needs ``if __name__ == "__main__":`` around what it does.
-    progress: hears how the runs go on.
     """
-    assert isinstance(recipe, ClassificationRecipe), "the only type of recipe"
     _check(variants, seeds, jobs)
-    classes = class_names(open_source(recipe.data.source, recipe.data.train_split, root=recipe.data.root), recipe.model)
-    base = _with_own_images(recipe, len(classes))
-    recipes = {variant.name: _variant_recipe(base, variant) for variant in variants}
-    # before the trainings: what cannot be built is found out at once
-    costs = measure_costs(recipes, len(classes))
-    tasks = [
-        _Task(name, dataclasses.replace(changed, seed=seed, output=str(output / name / f"seed{seed}")))
+    base = definition_of(recipe).settled(recipe)
+    recipes = {variant.name: variant_recipe(base, variant) for variant in variants}
+    # before the trainings: what cannot be built fails at once
+    task = build_task(next(iter(recipes.values())).without_weights())
+    costs = measure_costs(recipes, task)
+    planned = [
+        _PlannedRun(name, changed.replace(seed=seed, output=str(output / name / f"seed{seed}")), task.monitor)
         for name, changed in recipes.items()
         for seed in seeds
     ]
-    runs = _run_here(tasks, progress) if jobs == 1 else _run_in_processes(tasks, jobs, progress)
+    runs = _run_here(planned, progress) if jobs == 1 else _run_in_processes(planned, jobs, progress)
     rows = tuple(
-        Row(
+        VariantResult(
             variant.name,
             variant.changes,
             costs[variant.name],
-            tuple(run for task, run in zip(tasks, runs, strict=True) if task.name == variant.name),
+            tuple(run for plan, run in zip(planned, runs, strict=True) if plan.name == variant.name),
         )
         for variant in variants
     )
-    return Comparison(title, reference, tuple(seeds), rows, to_dict(base), dict(environment()))
+    described = dict(environment())
+    return Comparison(title, reference, task.monitor, task.unit, tuple(seeds), rows, to_dict(base), described)
+
+
+def metric_label(metric: str) -> str:
+    """Return what tables and figures call a metric."""
+    return {"top1": "top-1"}.get(metric, metric)
 
 
 def _check(variants: Sequence[Variant], seeds: Sequence[int], jobs: int) -> None:
@@ -180,58 +179,47 @@ def _check(variants: Sequence[Variant], seeds: Sequence[int], jobs: int) -> None
         raise UserError("a comparison starts its own processes: use jobs rather than torchrun")
 
 
-def _with_own_images(recipe: ClassificationRecipe, num_classes: int) -> ClassificationRecipe:
-    """The recipe with the size, colours and crop of its model's images spelt out, so that other models share them."""
-    blank = dataclasses.replace(recipe.model, pretrained=False, checkpoint=None)
-    settings = image_settings(build_model(blank, num_classes, recipe.data.image_size), recipe.data)
-    own = {key: value for key, value in settings.items() if key != "mode"}
-    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **own))
-
-
-def _variant_recipe(base: ClassificationRecipe, variant: Variant) -> ClassificationRecipe:
-    recipe = variant_recipe(base, variant)
-    assert isinstance(recipe, ClassificationRecipe), "variants do not change the task"
-    return recipe
-
-
 # the runs
 
 
-class _Task(NamedTuple):
+class _PlannedRun(NamedTuple):
     name: str
     recipe: Recipe
+    metric: str
 
 
-def _run_here(tasks: Sequence[_Task], progress: Progress) -> list[Run]:
+def _run_here(planned: Sequence[_PlannedRun], progress: NotifyRuns) -> list[Run]:
     return [
-        _run_once(task, lambda event, task=task: progress(task.name, task.recipe.seed, event))  # type: ignore[misc]
-        for task in tasks
+        _run_once(plan, lambda event, plan=plan: progress(plan.name, plan.recipe.seed, event))  # type: ignore[misc]
+        for plan in planned
     ]
 
 
-def _run_in_processes(tasks: Sequence[_Task], jobs: int, progress: Progress) -> list[Run]:
+def _run_in_processes(planned: Sequence[_PlannedRun], jobs: int, progress: NotifyRuns) -> list[Run]:
     threads = max(torch.get_num_threads() // jobs, 1)
     return run_in_processes(
-        _run_and_tell, tasks, processes=jobs, threads=threads, hear=lambda message: progress(*message)
+        _run_and_notify, planned, processes=jobs, threads=threads, hear=lambda message: progress(*message)
     )
 
 
-def _run_and_tell(task: _Task, tell: Tell) -> Run:
-    return _run_once(task, lambda event: tell((task.name, task.recipe.seed, event)))
+def _run_and_notify(plan: _PlannedRun, send: Send) -> Run:
+    return _run_once(plan, lambda event: send((plan.name, plan.recipe.seed, event)))
 
 
-def _run_once(task: _Task, tell: TellRun) -> Run:
-    return run_once(task.recipe, lambda: _train(task.recipe, tell), _read_run, tell)
+def _run_once(plan: _PlannedRun, notify: NotifyRun) -> Run:
+    return run_once(plan.recipe, lambda: _train(plan, notify), lambda kept: _read_run(kept, plan.metric), notify)
 
 
-def _train(recipe: Recipe, tell: TellRun) -> Run:
-    result, directory = train_or_diverge(recipe, tell), Path(recipe.output)
+def _train(plan: _PlannedRun, notify: NotifyRun) -> Run:
+    recipe, metric = plan.recipe, plan.metric
+    result, directory = train_or_diverge(recipe, notify), Path(recipe.output)
+    curve = _read_curve(directory, metric)
     if isinstance(result, NonFiniteError):
-        return Run(recipe.seed, result.step, None, result.reason, _read_curve(directory))
-    return Run(recipe.seed, result.step, result.metrics["top1"], None, _read_curve(directory))
+        return Run(recipe.seed, result.step, None, result.reason, curve, metric)
+    return Run(recipe.seed, result.step, result.metrics[metric], None, curve, metric)
 
 
-def _read_curve(directory: Path) -> tuple[CurvePoint, ...]:
+def _read_curve(directory: Path, metric: str) -> tuple[CurvePoint, ...]:
     points: list[CurvePoint] = []
     losses: list[float] = []
     path = directory / "log.jsonl"
@@ -239,16 +227,18 @@ def _read_curve(directory: Path) -> tuple[CurvePoint, ...]:
         if line["event"] == "stepped":
             losses.append(line["loss"])
         elif line["event"] == "evaluated" and losses:
-            points.append(CurvePoint(line["epoch"], mean(losses), line["metrics"]["top1"]))
+            points.append(CurvePoint(line["epoch"], mean(losses), line["metrics"][metric]))
             losses = []
     return tuple(points)
 
 
-def _read_run(content: Mapping[str, Any]) -> Run:
+def _read_run(content: Mapping[str, Any], metric: str) -> Run:
     curve = tuple(CurvePoint(*point) for point in content["curve"])
-    return Run(content["seed"], content["step"], content["top1"], content["diverged"], curve)
+    # results of softline 0.1 know one metric
+    score = content["top1"] if "top1" in content else content["score"]
+    return Run(content["seed"], content["step"], score, content["diverged"], curve, metric)
 
 
-def _read_row(content: Mapping[str, Any]) -> Row:
-    runs = tuple(_read_run(run) for run in content["runs"])
-    return Row(content["name"], content["changes"], ModelCost(**content["cost"]), runs)
+def _read_row(content: Mapping[str, Any]) -> VariantResult:
+    runs = tuple(_read_run(run, run["metric"]) for run in content["runs"])
+    return VariantResult(content["name"], content["changes"], ModelCost(**content["cost"]), runs)

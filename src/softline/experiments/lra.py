@@ -1,12 +1,12 @@
-"""The Long Range Arena: tasks by attentions, as in Table 12 of the SOFT paper (https://arxiv.org/abs/2207.03341)."""
+"""Every attention on every task of the Long Range Arena, as in Table 12 of SOFT (https://arxiv.org/abs/2207.03341)."""
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from softline.attention import ATTENTIONS
 from softline.checks import check_option
@@ -16,18 +16,19 @@ from softline.engine.checkpoint import BEST
 from softline.engine.events import Evaluating, Event, Notice, Preparing
 from softline.engine.nonfinite import NonFiniteError
 from softline.engine.reading import load_recipe
+from softline.engine.trained import Evaluator
 from softline.errors import UserError
+from softline.experiments.compare import NotifyRuns
 from softline.experiments.presets import attention_variant, variant_recipe
-from softline.experiments.runs import Finished, TellRun, check_seeds, is_finished, run_once, train_or_diverge
+from softline.experiments.runs import Finished, NotifyRun, check_seeds, is_finished, run_once, train_or_diverge
 from softline.measure.environment import environment
 from softline.tasks.loading import load_trained
 from softline.tasks.sequence.build import open_sequences, sequence_facts, sequence_model
 from softline.tasks.sequence.recipe import SequenceRecipe
-from softline.tasks.sequence.trained import evaluate_sequence
 
 TITLES = {"listops": "ListOps", "text": "Text", "retrieval": "Retrieval", "image": "Image", "pathfinder": "Pathfinder"}
 TABLE_TASKS = ("listops", "text", "retrieval", "image")
-"""Those of Table 12, whose average it gives."""
+"""The tasks of Table 12, which gives their average."""
 PAPER: Mapping[str, tuple[float, ...]] = {
     "softmax": (37.10, 65.02, 79.35, 38.20),
     "reformer": (19.05, 64.88, 78.64, 43.29),
@@ -49,14 +50,14 @@ class LraRun:
     attention: str
     seed: int
     step: int
-    """The last one."""
+    """The last step."""
     parameters: int | None
     val_accuracy: float | None
-    """The best one, 0 to 1; None if the run diverged."""
+    """Best validation accuracy, from 0 to 1; None if the run diverged."""
     test_accuracy: float | None
-    """Of the weights that were best in validation."""
+    """Test accuracy of the weights that were best in validation."""
     diverged: str | None
-    """What was not finite and where, if the run ended so."""
+    """What was not finite and where, if the run diverged."""
 
     @property
     def text(self) -> str:
@@ -69,11 +70,11 @@ class LraRun:
 class LraResults:
     runs: tuple[LraRun, ...]
     small: bool
-    """Whether the tasks are those for two cores, which the paper's numbers are not of."""
+    """Whether these are the small versions of the tasks, which the paper's numbers are not about."""
     environment: dict[str, Any]
 
     def mean(self, task: str, attention: str) -> float | None:
-        """Test accuracy in percent, over the seeds that did not diverge."""
+        """Mean test accuracy in percent, over the seeds that did not diverge."""
         found = self._accuracies(task, attention)
         return mean(found) if found else None
 
@@ -83,7 +84,7 @@ class LraResults:
         return stdev(found) if len(found) > 1 else None
 
     def diverged(self, task: str, attention: str) -> int:
-        """Seeds that did."""
+        """Number of seeds that diverged."""
         return len(self._runs(task, attention)) - len(self._accuracies(task, attention))
 
     def _runs(self, task: str, attention: str) -> list[LraRun]:
@@ -103,19 +104,15 @@ class LraResults:
         return {**dataclasses.asdict(self), "accuracy_percent": means, "paper_percent": paper}
 
 
-Progress: TypeAlias = Callable[[str, int, Event | Finished], None]
-"""Called with task and attention, a seed and what happened there."""
-
-
 def lra_recipe(
     task: str, *, small: bool = False, data: str | None = None, overrides: Sequence[str] = ()
 ) -> SequenceRecipe:
-    """The recipe of a task.
+    """Load the recipe of a task.
 
-    small: that for two cores, which listops and image have.
-    data: directory with the tasks' files, see `softline.data.sequences.lra`. ListOps is read from it if it has them, and else
-        generated; that of the small recipe always is.
-    overrides: of all tasks; those of data.generate are for listops.
+    small: take the recipe for two cores, which listops and image have.
+    data: directory with the tasks' files, see `softline.data.sequences.lra`. ListOps is read from it if its files are
+        there and generated otherwise; the small recipe always generates it.
+    overrides: keys that are set for all tasks; those below data.generate only for listops.
     """
     check_option("task", task, LRA_TASKS)
     if small and task not in SMALL_TASKS:
@@ -133,7 +130,7 @@ def lra_recipe(
 
 
 def without_generate(overrides: Sequence[str]) -> list[str]:
-    """Those that are not about generating expressions."""
+    """Leave out overrides that are about generating expressions."""
     kept: list[str] = []
     dropping = False
     for part in overrides:
@@ -151,7 +148,7 @@ def run_lra(
     seeds: Sequence[int],
     output: Path,
     small: bool = False,
-    progress: Progress = lambda *_: None,
+    progress: NotifyRuns = lambda *_: None,
 ) -> Iterator[LraResults]:
     """Train every attention on every task with every seed, in ``output/TASK/ATTENTION/seedK``; after each run, all
     results so far.
@@ -193,7 +190,7 @@ def _variant(recipe: SequenceRecipe, attention: str, seed: int, output: Path) ->
     return varied
 
 
-def _rehearse(task: str, planned: Sequence[_Planned], progress: Progress) -> None:
+def _rehearse(task: str, planned: Sequence[_Planned], progress: NotifyRuns) -> None:
     """Open the task's data once, and build its networks, unless all its runs are finished."""
     todo = [plan for plan in planned if not is_finished(plan.recipe)]
     if not todo:
@@ -211,30 +208,26 @@ def _rehearse(task: str, planned: Sequence[_Planned], progress: Progress) -> Non
         sequence_model(plan.recipe, sequence_facts(plan.recipe, sources[0]))
 
 
-def _run(plan: _Planned, progress: Progress) -> LraRun:
-    def tell(event: Event | Finished) -> None:
+def _run(plan: _Planned, progress: NotifyRuns) -> LraRun:
+    def notify(event: Event | Finished) -> None:
         progress(plan.name, plan.recipe.seed, event)
 
-    return run_once(plan.recipe, lambda: _train(plan, tell), lambda kept: LraRun(**kept), tell)
+    return run_once(plan.recipe, lambda: _train(plan, notify), lambda kept: LraRun(**kept), notify)
 
 
-def _train(plan: _Planned, tell: TellRun) -> LraRun:
+def _train(plan: _Planned, notify: NotifyRun) -> LraRun:
     recipe = plan.recipe
-    result = train_or_diverge(recipe, tell)
+    result = train_or_diverge(recipe, notify)
     if isinstance(result, NonFiniteError):
         return LraRun(plan.task, plan.attention, recipe.seed, result.step, None, None, None, result.reason)
     trained = load_trained(str(result.output / BEST))
-    on_test: Any = recipe.replace(data=dataclasses.replace(recipe.data, val_split="test"))
-    accelerator = distributed.start(precision=recipe.precision, device=recipe.device)
-    tested = evaluate_sequence(
-        trained.model,
-        trained.settings,
-        on_test,
-        accelerator,
+    evaluator = Evaluator(
+        distributed.start(precision=recipe.precision, device=recipe.device),
         batch_size=recipe.eval_batch_size or max(recipe.batch_size // recipe.accumulate, 1),
         workers=recipe.workers,
-        progress=lambda done, total: tell(Evaluating(done, total)),
+        progress=lambda done, total: notify(Evaluating(done, total)),
     )
+    (tested,) = trained.evaluate(None, evaluator, split="test")
     return LraRun(
         task=plan.task,
         attention=plan.attention,
@@ -242,7 +235,7 @@ def _train(plan: _Planned, tell: TellRun) -> LraRun:
         step=result.step,
         parameters=sum(parameter.numel() for parameter in trained.model.parameters()),
         val_accuracy=result.best["accuracy"],
-        test_accuracy=tested.metrics["accuracy"],
+        test_accuracy=tested.result.metrics["accuracy"],
         diverged=None,
     )
 

@@ -1,38 +1,41 @@
-"""What models of several recipes cost: counted sizes and operations, measured memory and speed."""
+"""What training and using a recipe's model costs: counted sizes and operations, measured memory and speed."""
 
+import itertools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from accelerate.utils import send_to_device
+from torch import nn
+from torch.utils.data import IterableDataset
 
+from softline.engine.recipe import Recipe
+from softline.engine.task import Task, definition_of
 from softline.measure.counting import count_macs, cuda_peak_bytes, peak_bytes
 from softline.measure.turns import take_turns
-from softline.tasks.classification.recipe import ClassificationRecipe
-from softline.tasks.images import image_settings
-from softline.tasks.networks import build_model
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Per image; training is the forward and the backward pass, without the optimizer and not compiled."""
+    """Costs for each sample; training is forward and backward pass, without optimizer and not compiled."""
 
     parameters: int
     macs: int
-    """Multiply-adds of one image, forward."""
+    """Multiply-adds of one sample in the forward pass."""
     peak_bytes: int
-    """Most bytes held at once in a training step beyond the weights, divided by the images of the step."""
+    """Peak memory of a training step beyond the weights, divided by the samples of the step."""
     train_per_second: float
     infer_per_second: float
 
 
-def measure_costs(
-    recipes: Mapping[str, ClassificationRecipe], num_classes: int, *, rounds: int = 3
-) -> dict[str, ModelCost]:
-    """Costs of each recipe's model on random images, at its batch size; the models take turns in being timed."""
-    probes = {name: Probe(recipe, num_classes) for name, recipe in recipes.items()}
+def measure_costs(recipes: Mapping[str, Recipe], task: Task, *, rounds: int = 3) -> dict[str, ModelCost]:
+    """Measure each recipe's model on samples of a task; the timings of the models are interleaved.
+
+    recipes: by name; they differ in their models alone.
+    """
+    probes = {name: Probe(recipe, task) for name, recipe in recipes.items()}
     wait = next(iter(probes.values())).wait
     infer = take_turns({name: probe.infer for name, probe in probes.items()}, rounds, wait=wait)
     train = take_turns({name: probe.train for name, probe in probes.items()}, rounds, wait=wait)
@@ -40,46 +43,40 @@ def measure_costs(
         name: ModelCost(
             parameters=sum(parameter.numel() for parameter in probe.model.parameters()),
             macs=probe.macs(),
-            peak_bytes=probe.peak_bytes() // probe.batch,
-            train_per_second=probe.batch / train[name].median,
-            infer_per_second=probe.batch / infer[name].median,
+            peak_bytes=probe.peak_bytes() // probe.batch_size,
+            train_per_second=probe.batch_size / train[name].median,
+            infer_per_second=probe.batch_size / infer[name].median,
         )
         for name, probe in probes.items()
     }
 
 
 class Probe:
-    """A model and a batch of random images for it, as the recipe trains them in one backward pass."""
+    """A recipe's model and samples of a task to run it on, as many as the recipe trains in one backward pass."""
 
-    def __init__(self, recipe: ClassificationRecipe, num_classes: int) -> None:
+    def __init__(self, recipe: Recipe, task: Task) -> None:
         on_cpu = recipe.device == "cpu" or not torch.cuda.is_available()
         self.device = torch.device("cpu" if on_cpu else "cuda")
         self.precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.precision)
-        self.batch = max(recipe.batch_size // recipe.accumulate, 1)
-        self.model: nn.Module = build_model(recipe.model, num_classes, recipe.data.image_size).to(self.device)
-        settings = image_settings(self.model, recipe.data)
-        shape = (self.batch, len(settings["mean"]), settings["image_size"], settings["image_size"])
-        layout = torch.channels_last if recipe.model.channels_last else torch.contiguous_format
-        self.images = torch.randn(shape, device=self.device).contiguous(memory_format=layout)
-        self.labels = torch.randint(num_classes, (self.batch,), device=self.device)
+        self.task = task
+        self.model: nn.Module = definition_of(recipe).network(recipe.without_weights(), task.facts()).to(self.device)
+        self.batch_size = max(recipe.batch_size // recipe.accumulate, 1)
+        self.train_batch = self._batch(task.train_set, self.batch_size)
+        self.val_batch = self._batch(task.val_set, self.batch_size)
+        self.one_sample = self._batch(task.val_set, 1)
 
-    def infer(self) -> Tensor:
-        self.model.eval()
-        with torch.no_grad(), self._autocast():
-            logits: Tensor = self.model(self.images)
-        return logits
+    def infer(self) -> None:
+        self._infer(self.val_batch, self.batch_size)
 
     def train(self) -> None:
         self.model.train()
         with self._autocast():
-            logits = self.model(self.images).float()
-        F.cross_entropy(logits, self.labels).backward()
+            loss = self.task.loss(self.model, self.train_batch).value
+        loss.backward()  # type: ignore[no-untyped-call]
         self.model.zero_grad()
 
     def macs(self) -> int:
-        self.model.eval()
-        with torch.no_grad():
-            return count_macs(lambda: self.model(self.images[:1]))
+        return count_macs(lambda: self._infer(self.one_sample, 1))
 
     def peak_bytes(self) -> int:
         return cuda_peak_bytes(self.train) if self.device.type == "cuda" else peak_bytes(self.train)
@@ -87,6 +84,20 @@ class Probe:
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+    def _infer(self, batch: Any, valid: int) -> None:
+        self.model.eval()
+        with torch.no_grad(), self._autocast():
+            self.task.update(self.task.metrics().to(self.device), self.model, batch, valid)
+
+    def _batch(self, dataset: Any, size: int) -> Any:
+        """Return the first samples of a dataset, repeated if there are too few."""
+        if isinstance(dataset, IterableDataset):
+            first = list(itertools.islice(dataset, size))
+        else:
+            first = [dataset[index] for index in range(min(size, len(dataset)))]
+        samples = itertools.islice(itertools.cycle(first), size)
+        return send_to_device(self.task.collate(list(samples)), self.device)
 
     def _autocast(self) -> AbstractContextManager[object]:
         return nullcontext() if self.precision is None else torch.autocast(self.device.type, self.precision)

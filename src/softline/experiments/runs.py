@@ -1,4 +1,4 @@
-"""A training as part of a larger comparison: done once in its directory, and read from there when it is asked again."""
+"""Trainings as parts of a comparison: each is done once in its directory, and read from there afterwards."""
 
 import dataclasses
 import json
@@ -25,18 +25,18 @@ class Finished:
     """A run is over."""
 
     run: Any
-    """Its result; ``text`` says it in a few words."""
+    """The result of the run; its ``text`` is a summary."""
     reused: bool
-    """It was so already."""
+    """The result was there already."""
 
 
-TellRun: TypeAlias = Callable[[Event | Finished], None]
+NotifyRun: TypeAlias = Callable[[Event | Finished], None]
 
 
-def run_once(recipe: Recipe, run: Callable[[], R], read: Callable[[Mapping[str, Any]], R], tell: TellRun) -> R:
-    """What ``run`` gives, a dataclass, which is then kept in the recipe's directory; or what is kept there already.
+def run_once(recipe: Recipe, run: Callable[[], R], read: Callable[[Mapping[str, Any]], R], notify: NotifyRun) -> R:
+    """Return the result of ``run``, a dataclass, after keeping it in the recipe's directory; or the result kept there.
 
-    read: from the dataclass's plain content back to it.
+    read: converts the plain content of the dataclass back to it.
     """
     directory = Path(recipe.output)
     kept = _read_result(directory, recipe)
@@ -47,7 +47,7 @@ def run_once(recipe: Recipe, run: Callable[[], R], read: Callable[[Mapping[str, 
         result = run()
         plain: Any = result
         write_json(directory / RESULT, {"recipe": to_dict(recipe), "run": dataclasses.asdict(plain)})
-    tell(Finished(result, kept is not None))
+    notify(Finished(result, kept is not None))
     return result
 
 
@@ -63,10 +63,10 @@ def is_finished(recipe: Recipe) -> bool:
     return _read_result(Path(recipe.output), recipe) is not None
 
 
-def train_or_diverge(recipe: Recipe, tell: TellRun) -> TrainResult | NonFiniteError:
-    """Train, or go on with a training that was interrupted; KeyboardInterrupt if a signal stops it."""
+def train_or_diverge(recipe: Recipe, notify: NotifyRun) -> TrainResult | NonFiniteError:
+    """Train, or continue an interrupted training; KeyboardInterrupt if a signal stops it."""
     try:
-        result = train(recipe, resume=True, listeners=[lambda event: _pass_on(event, tell)])
+        result = train(recipe, resume=True, listeners=[lambda event: _pass_on(event, notify)])
     except NonFiniteError as error:
         return error
     if not result.finished:
@@ -74,10 +74,10 @@ def train_or_diverge(recipe: Recipe, tell: TellRun) -> TrainResult | NonFiniteEr
     return result
 
 
-def _pass_on(event: Event, tell: TellRun) -> None:
-    # that there is nothing to resume is no news here
+def _pass_on(event: Event, notify: NotifyRun) -> None:
+    # it is expected that there is nothing to resume
     if not (isinstance(event, Notice) and event.routine):
-        tell(event)
+        notify(event)
 
 
 def _read_result(directory: Path, recipe: Recipe) -> Mapping[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Run a function on many tasks in a few processes that can all be stopped at once."""
+"""Run a function on many tasks in a few processes, which can all be stopped at once."""
 
 import signal
 import threading
@@ -10,20 +10,23 @@ from typing import Any, TypeAlias
 
 import torch
 
-Tell: TypeAlias = Callable[[Any], None]
+from softline.errors import UserError
+
+Send: TypeAlias = Callable[[Any], None]
 # for a run that is stopped to finish its step and write its checkpoint
 SECONDS_TO_STOP = 60.0
 
 
 def run_in_processes(
-    function: Callable[[Any, Tell], Any], tasks: Sequence[Any], *, processes: int, threads: int, hear: Tell
+    function: Callable[[Any, Send], Any], tasks: Sequence[Any], *, processes: int, threads: int, hear: Send
 ) -> list[Any]:
-    """Results of ``function(task, tell)`` for all tasks, in their order; what it tells reaches ``hear`` here.
+    """Return the results of ``function(task, send)`` for all tasks, in their order.
 
-    function: of a module, as new processes import it. It must end soon after SIGTERM, by KeyboardInterrupt if it
-        catches the signal. A ValueError or OSError of it is raised here and ends all processes, as do Ctrl-C and a
-        process that dies.
-    threads: of torch, in each process.
+    function: must be at the top level of a module, because new processes import it. It must end soon after SIGTERM, by
+        KeyboardInterrupt if it catches the signal. A UserError or OSError that it raises is raised here and ends all
+        processes, as do Ctrl-C and a process that dies.
+    threads: number of torch's threads in each process.
+    hear: receives here what the function sends.
     """
     with _interrupted_by_sigterm():
         results: dict[int, Any] = {}
@@ -73,7 +76,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 class _Worker:
     """A process and our end of the pipe to it."""
 
-    def __init__(self, function: Callable[[Any, Tell], Any], threads: int) -> None:
+    def __init__(self, function: Callable[[Any, Send], Any], threads: int) -> None:
         # a forked process would inherit torch's threads in an unknown state
         context = get_context("spawn")
         self.index: int | None = None
@@ -108,7 +111,7 @@ def _that_have_news(crew: Sequence[_Worker]) -> list[_Worker]:
     return [worker for worker in crew if worker.connection in ready]
 
 
-def _work(connection: "Connection[Any, Any]", function: Callable[[Any, Tell], Any], threads: int) -> None:
+def _work(connection: "Connection[Any, Any]", function: Callable[[Any, Send], Any], threads: int) -> None:
     # Ctrl-C reaches every process of a terminal: the one that started us decides
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
@@ -119,7 +122,7 @@ def _work(connection: "Connection[Any, Any]", function: Callable[[Any, Tell], An
                 result = function(task, lambda message: connection.send(("told", message)))
             except (BrokenPipeError, EOFError):
                 raise
-            except (ValueError, OSError) as error:
+            except (UserError, OSError) as error:
                 connection.send(("failed", error))
             except KeyboardInterrupt:
                 connection.send(("failed", KeyboardInterrupt()))

@@ -1,1 +1,1 @@
-"""Parts of blocks that are not attention operators: local convolutions, landmark sampling, token grids."""
+"""Building blocks other than attention operators: embeddings, token grids, windows, landmarks, local convolutions."""

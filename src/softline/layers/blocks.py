@@ -1,4 +1,4 @@
-"""Transformer blocks ``(x [B, N, C], grid_size) -> [B, N, C]`` around a given attention."""
+"""Transformer blocks ``(x [B, N, C], grid_size) -> [B, N, C]`` with any attention module."""
 
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from softline.layers.tokenwise import TanhGELU, for_each_token
 class PreNormBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), with stochastic depth.
 
-    pass_context: give the attention x before its norm too, for the local kernels that are predicted from it.
+    pass_context: also pass x before the norm to the attention, which predicts its local kernels from it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class PreNormBlock(nn.Module):
 
 
 class PostNormBlock(nn.Module):
-    """norm(x + attention(x)), then norm(x + mlp(x)), with ordinary dropout and a tanh-approximated GELU: SOFT's."""
+    """SOFT's block: norm(x + attention(x)), then norm(x + mlp(x)), with ordinary dropout and a tanh GELU."""
 
     def __init__(self, dim: int, attention: nn.Module, *, mlp_ratio: float = 4.0, dropout: float = 0.0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Patch embeddings (images or maps to tokens) and position embeddings."""
+"""Patch embeddings (from images or maps to tokens) and position embeddings."""
 
 import math
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from softline.ops.inputs import widen, without_autocast
 
 
 def channels_last(maps: Tensor) -> Tensor:
-    """Maps as convolutions run fastest, and whose tokens need no copy."""
-    # by moving axes, which torch.func.vmap can batch, unlike memory formats
+    """Maps with channels last in memory: convolutions are fastest on them, and their tokens need no copy."""
+    # by permuting axes: torch.func.vmap cannot batch memory formats
     return maps.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 class PatchEmbed(nn.Module):
     """One convolution: maps [B, C, H, W] -> tokens [B, N, dim] and their grid.
 
-    Maps are zero-padded at the bottom and the right to a multiple of the stride, so that no pixel is left out.
+    Maps are zero-padded at the bottom and the right to a multiple of the stride, so that every pixel is used.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class PatchEmbed(nn.Module):
 
 
 class ConvEmbed(nn.Module):
-    """SOFT's: 3x3 convolutions, each with BatchNorm and ReLU: maps [B, C, H, W] -> tokens [B, N, dim] and their grid.
+    """SOFT's embedding: 3x3 convolutions with BatchNorm and ReLU; maps [B, C, H, W] -> tokens [B, N, dim] and grid.
 
     widths, strides: output channels and stride of each convolution.
-    overlap: False has kernel = stride instead, as in PVT (Table 11b of the SOFT paper).
+    overlap: False uses one convolution with kernel = stride instead, as in PVT (Table 11b of the SOFT paper).
     """
 
     def __init__(self, in_chans: int, widths: list[int], strides: list[int], *, overlap: bool = True) -> None:
@@ -71,10 +71,10 @@ class ConvEmbed(nn.Module):
 
 
 class PositionEmbed(nn.Module):
-    """A learned embedding of each grid position (and prefix token), resized to whatever grid arrives.
+    """A learned embedding per grid position (and prefix token), resized to the grid of the input.
 
-    grid_size: positions that are learned.
-    mode: how a different grid is interpolated, "bilinear" or "bicubic".
+    grid_size: grid of the learned positions.
+    mode: interpolation for other grids, "bilinear" or "bicubic".
     """
 
     def __init__(self, dim: int, grid_size: GridSize, *, num_prefix_tokens: int = 0, mode: str = "bilinear") -> None:
@@ -86,44 +86,47 @@ class PositionEmbed(nn.Module):
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
-        """Add to tokens [B, N, dim]."""
+        """Add the embedding to tokens [B, N, dim]."""
         return x + self.resized(grid_size)
 
     def resized(self, grid_size: GridSize) -> Tensor:
-        """[1, num_prefix_tokens + H*W, dim] for another grid."""
+        """The embedding for another grid [1, num_prefix_tokens + H*W, dim]."""
         if all(always(new == old) for new, old in zip(grid_size, self.grid_size, strict=True)):
             return self.weight
         return self.resize(self.weight, self.grid_size, grid_size)
 
     def resize(self, weight: Tensor, old: GridSize, new: GridSize) -> Tensor:
-        """Embeddings of one grid interpolated to another; those of prefix tokens stay."""
+        """Interpolate embeddings of one grid to another; those of prefix tokens are unchanged."""
         prefix, positions = weight[:, : self.num_prefix_tokens], weight[:, self.num_prefix_tokens :]
         maps = widen(token_map(positions, old))
         if self.mode == "bicubic" and torch.compiler.is_compiling():
             maps = _bicubic(maps, new)
         else:
-            antialias = self.mode == "bicubic"  # as timm resizes position embeddings
+            # as timm's resample_abs_pos_embed, which has no float64 and cannot be compiled for varying sizes
+            antialias = self.mode == "bicubic"
             maps = F.interpolate(maps, size=new, mode=self.mode, align_corners=False, antialias=antialias)
         resized = map_tokens(maps).to(weight.dtype)
         return torch.cat([prefix, resized], dim=1) if self.num_prefix_tokens else resized
 
     @torch.no_grad()
     def set_grid(self, grid_size: GridSize) -> None:
-        """Learn the positions of another grid from now on, starting from the interpolated ones."""
+        """Replace the learned positions by those interpolated to another grid."""
         self.weight = nn.Parameter(self.resized(grid_size).detach().clone())
         self.grid_size = grid_size
 
 
 @without_autocast
 def _bicubic(maps: Tensor, size: GridSize) -> Tensor:
-    """The antialiased bicubic `F.interpolate` as two products, for graphs: torch cannot trace its gradient for a size
-    that varies."""
+    """The antialiased bicubic `F.interpolate` as two matrix products.
+
+    Used in compiled graphs, because torch cannot trace the gradient of `F.interpolate` for varying sizes.
+    """
     rows, columns = (_cubic_weights(old, new, maps) for old, new in zip(maps.shape[-2:], size, strict=True))
     return rows @ maps @ columns.mT
 
 
 def _cubic_weights(old: int, new: int, like: Tensor) -> Tensor:
-    """How much each of ``old`` places gives to each of ``new`` ones [new, old]; rows sum to 1."""
+    """Interpolation weights from ``old`` to ``new`` positions [new, old]; rows sum to 1."""
     scale = old / torch.full((1,), new, dtype=like.dtype, device=like.device)
     places, targets = (torch.arange(count, dtype=like.dtype, device=like.device) + 0.5 for count in (old, new))
     x = ((places - (targets * scale)[:, None]) / scale.clamp(min=1)).abs()

@@ -1,4 +1,4 @@
-"""Tokens [.., N, D] with N = prefix + H * W as maps, and back."""
+"""Conversions between tokens [..., N, D], N = prefix + H * W, and maps, and the checks of a token grid."""
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ GridSize = tuple[int, int]
 
 
 def as_pair(name: str, value: int | GridSize) -> GridSize:
-    """An int stands for both axes, as in torch's convolutions; both are at least 1."""
+    """Return (rows, columns); an int stands for both, as in torch's convolutions. Both must be at least 1."""
     pair = (value, value) if isinstance(value, int) else value
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise UserError(f"{name} must be an int or (rows, columns), got {value!r}")
@@ -22,20 +22,20 @@ def as_pair(name: str, value: int | GridSize) -> GridSize:
 
 
 def always(condition: bool) -> bool:
-    """A condition on sizes; in a graph that is compiled for many of them, whether it holds for all.
+    """Whether a condition on sizes holds; in a graph compiled for many sizes, whether it holds for all of them.
 
-    It decides whether a step may be left out that changes nothing where the condition holds. An ordinary ``if`` would
-    make the graph one for the sizes of its first image, to be compiled again for others.
+    It tells whether a step that is a no-op under the condition can be skipped. An ordinary ``if`` would specialise the
+    graph to the sizes of the first image and recompile it for others.
     """
     return statically_known_true(condition) if torch.compiler.is_compiling() else condition
 
 
 def pad_to_whole(maps: Tensor, patch: int | GridSize) -> Tensor:
-    """Zeros at the bottom and the right, so that maps [..., H, W] divide into patches."""
+    """Zero-pad maps [..., H, W] at the bottom and the right to whole patches."""
     sides, patches = maps.shape[-2:], as_pair("patch", patch)
     if all(always(side % length == 0) for side, length in zip(sides, patches, strict=True)):
         return maps
-    # torch.compile cannot trace the remainder of a negative size: not -side % length
+    # not -side % length: torch.compile cannot trace the remainder of a negative size
     below, right = ((side + length - 1) // length * length - side for side, length in zip(sides, patches, strict=True))
     return F.pad(maps, (0, right, 0, below))
 
@@ -55,20 +55,20 @@ def check_grid(tokens: int, grid_size: GridSize, num_prefix_tokens: int) -> None
 
 
 def spatial_map(x: Tensor, grid_size: GridSize, num_prefix_tokens: int = 0) -> Tensor:
-    """Heads side by side as channels, prefix tokens left out: [B, H, N, D] -> [B, H * D, height, width].
+    """Map with the heads as groups of channels, without prefix tokens: [B, H, N, D] -> [B, H * D, height, width].
 
-    Channels are last in memory, as tokens have them and as convolutions run fastest on a CPU.
+    Channels are last in memory, as in tokens; convolutions on a CPU are fastest that way.
     """
     return token_map(x[:, :, num_prefix_tokens:].transpose(1, 2).flatten(2), grid_size)
 
 
 def token_map(x: Tensor, grid_size: GridSize) -> Tensor:
-    """Tokens [B, H*W, C] as maps [B, C, H, W] with channels last in memory: no copy."""
+    """Tokens [B, H*W, C] as maps [B, C, H, W] with channels last in memory; makes no copy."""
     return x.unflatten(1, grid_size).permute(0, 3, 1, 2)
 
 
 def map_tokens(x: Tensor) -> Tensor:
-    """Maps [B, C, H, W] as tokens [B, H*W, C]: no copy if channels are last in memory."""
+    """Maps [B, C, H, W] as tokens [B, H*W, C]; makes no copy if channels are last in memory."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
@@ -79,7 +79,7 @@ def spatial_tokens(x: Tensor, num_heads: int, num_prefix_tokens: int = 0) -> Ten
 
 
 def mean_token(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Mean of the real tokens of x [B, N, C], whose masked rows are zero, summed in float32: [B, C]."""
+    """Mean [B, C] over the real tokens of x [B, N, C], whose masked rows are zero; accumulates in float32."""
     total = x.sum(1, dtype=torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype)
     count = x.shape[1] if key_mask is None else key_mask.sum(1, keepdim=True).clamp(min=1)
     return total / count

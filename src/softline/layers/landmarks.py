@@ -1,15 +1,17 @@
 """Landmark tokens of a grid: SOFT's four samplings (https://arxiv.org/abs/2207.03341, Table 10).
 
 The grid is cut into cells of ``ratio`` x ``ratio`` tokens. With ``max_landmarks=None`` every complete cell gives one
-landmark, as in the paper, and their number grows with the image. With a cap the landmark grid never exceeds that many
-rows and columns, so that attention through landmarks costs O(N) at any resolution: cells are averaged in bins where
-there are more of them, and incomplete ones at the border count too. At 224 pixels both give the paper's 7 x 7.
+landmark, as in the paper, and the number of landmarks grows with the image. With a cap the landmark grid has at most
+that many rows and columns, so that attention through landmarks costs O(N) at any resolution: if there are more cells,
+they are averaged in bins, and incomplete cells at the border are included. At 224 pixels both give the paper's 7 x 7.
 
-With a mask, the grid of a sample is the smallest one from the top left corner that holds its real tokens: an image
-padded at the bottom and the right has the landmarks that it has alone. A sample smaller than a cell, refused alone, has
-one landmark beside others with a cap and none without.
+With a mask, the grid of a sample is the smallest one from the top left corner that contains its real tokens: an image
+padded at the bottom and the right has the same landmarks as without padding. A sample smaller than a cell is refused
+on its own; in a batch with larger ones it has one landmark with a cap and none without.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal, TypeVar, get_args
 
 import torch
@@ -34,16 +36,16 @@ def create_landmarks(
     max_landmarks: int | GridSize | None = 7,
     scale: float = 1.0,
 ) -> nn.Module:
-    """A module ``(q, grid_size, key_mask=None) -> landmarks, landmark_mask``: [B, H, height*width, D] -> [B, H, m, D].
+    """Build a module ``(q [B, H, height*width, D], grid_size, key_mask) -> landmarks [B, H, m, D], landmark_mask``.
 
     sampling: "conv": convolution with kernel = stride = ratio, shared by the heads, LayerNorm and GELU; "avgpool": mean
-        of each cell; "random": as many tokens at random, drawn anew at each training step, fixed in evaluation;
-        "biased": the first tokens.
+        of each cell; "random": random tokens, drawn anew at each training step and fixed in evaluation; "biased": the
+        first tokens.
     ratio: side of a cell in tokens, or (rows, columns).
-    max_landmarks: most rows and columns of the landmark grid, an int for both; None is the paper's fixed ratio.
-    scale: the landmarks are those of scale * q, which need not be computed.
+    max_landmarks: maximum rows and columns of the landmark grid, an int for both; None is the paper's fixed ratio.
+    scale: return the landmarks of scale * q without computing that product.
 
-    The landmark mask is bool [B, m], None without a key mask.
+    The landmark mask is bool [B, m], or None without a key mask.
     """
     check_option("sampling", sampling, get_args(Sampling))
     plan = LandmarkPlan(ratio, max_landmarks)
@@ -55,7 +57,7 @@ def create_landmarks(
 
 
 class LandmarkPlan:
-    """Cells and bins of a grid, and means over them."""
+    """The cells and bins of a grid, and means over them."""
 
     def __init__(self, ratio: int | GridSize, max_landmarks: int | GridSize | None) -> None:
         self.ratio = as_pair("ratio", ratio)
@@ -72,21 +74,21 @@ class LandmarkPlan:
             )
 
     def cells(self, tokens: Count, axis: int) -> Count:
-        """Cells along an axis of so many tokens: a number, or one for each sample."""
+        """Number of cells along an axis of ``tokens`` tokens: an int, or one per sample."""
         return tokens // self.ratio[axis] if self.cap is None else -(-tokens // self.ratio[axis])
 
     def landmarks(self, tokens: int, axis: int) -> int:
-        """Landmarks along an axis of so many tokens."""
+        """Number of landmarks along an axis of ``tokens`` tokens."""
         cells = self.cells(tokens, axis)
         return cells if self.cap is None else min(cells, self.cap[axis])
 
     def landmarks_of(self, extents: Tensor, axis: int) -> Tensor:
-        """`landmarks` for each sample: token counts [B] -> [B]."""
+        """`landmarks` per sample: token counts [B] -> [B]."""
         cells = self.cells(extents, axis)
         return cells if self.cap is None else cells.clamp(max=self.cap[axis])
 
     def cells_each(self, grid_size: GridSize, key_mask: Tensor | None, device: torch.device) -> Tensor | None:
-        """How many cells a landmark stands for, on average: [1], or [B] with a mask; None without a cap: one each."""
+        """Mean number of cells per landmark: [1], or [B] with a mask; None without a cap, where it is always 1."""
         if self.cap is None:
             return None
         if key_mask is None:
@@ -96,17 +98,17 @@ class LandmarkPlan:
         rows, columns = (
             self.cells(extents[axis], axis) / self.landmarks_of(extents[axis], axis).clamp(min=1) for axis in (0, 1)
         )
-        # nothing is left of a sample without real tokens
+        # a sample without real tokens has no cells
         return (rows * columns).clamp(min=1)
 
     def whole_cells(self, maps: Tensor) -> Tensor:
-        """Maps [..., height, width], with a cap zero-padded to complete cells."""
+        """Maps [..., height, width], zero-padded to complete cells if there is a cap."""
         if self.cap is None:
-            return maps  # a convolution or pooling with stride = kernel drops what is left over
+            return maps  # a convolution or pooling with stride = kernel drops incomplete cells
         return pad_to_whole(maps, self.ratio)
 
     def bins(self, tokens: int, extents: Tensor | None, axis: int, device: torch.device) -> Tensor:
-        """1 where a cell lies in a landmark's bin: [1, landmarks, cells], or [B, landmarks, cells] with extents [B]."""
+        """Which cells lie in a landmark's bin: [1, landmarks, cells], or [B, landmarks, cells] with extents [B]."""
         cell = torch.arange(self.cells(tokens, axis), device=device)
         bins = torch.arange(self.landmarks(tokens, axis), device=device)[:, None]
         if extents is None:
@@ -117,20 +119,20 @@ class LandmarkPlan:
 
     @without_autocast
     def means(self, sums: Tensor, counts: Tensor | None, grid_size: GridSize, real: Tensor | None) -> Landmarks:
-        """From sums and counts of the cells to means of the bins [B, C, landmark rows, landmark columns], in float32.
+        """Means over the bins [B, C, landmark rows, landmark columns], in float32, from sums and counts of the cells.
 
-        sums: [B, C, rows, columns]; counts: [B or 1, rows, columns], None where each cell counts as one.
-        real: real tokens [B, height, width], None where all are.
+        sums: [B, C, rows, columns]; counts: [B or 1, rows, columns], None if each cell counts as one.
+        real: real tokens [B, height, width], None if all are.
         """
         sums = widen(sums)
-        # decided by options alone, not by sizes: one graph serves all of them
+        # depends on options and not on sizes, so that one graph serves all sizes
         if real is None and self.cap is None:
             return sums if counts is None else sums / counts[:, None], None
         counts = sums.new_ones(1, *sums.shape[-2:]) if counts is None else counts.to(sums.dtype)
         extents = (None, None) if real is None else _extents(real)
         rows, columns = (self.bins(grid_size[axis], extents[axis], axis, sums.device).to(sums.dtype) for axis in (0, 1))
         counts = rows @ counts @ columns.mT  # [B or 1, landmark rows, landmark columns]
-        # with channels last: two products of a few large matrices rather than of many small ones
+        # channels last, so that the two products multiply a few large matrices and not many small ones
         sums = rows @ sums.permute(0, 2, 3, 1).flatten(2)  # [B, landmark rows, columns * C]
         sums = columns[:, None] @ sums.unflatten(-1, (columns.shape[-1], -1))  # [B, landmark rows, landmark columns, C]
         means = sums.permute(0, 3, 1, 2) / counts.clamp(min=1)[:, None]
@@ -138,7 +140,7 @@ class LandmarkPlan:
 
 
 class ConvLandmarks(nn.Module):
-    """Convolution over cells, mean over the cells of a bin, LayerNorm, GELU."""
+    """Convolution over each cell, mean over the cells of a bin, LayerNorm, GELU."""
 
     def __init__(self, head_dim: int, plan: LandmarkPlan, scale: float = 1.0) -> None:
         super().__init__()
@@ -151,7 +153,7 @@ class ConvLandmarks(nn.Module):
         self.plan.check(grid_size)
         maps = self.plan.whole_cells(spatial_map(hide(q, key_mask), grid_size))
         heads = q.shape[1]
-        # heads are groups with the same weights: they need not be moved into the batch
+        # heads are groups with the same weights, so they need not be moved to the batch axis
         weight = (self.scale * self.conv.weight).repeat(heads, 1, 1, 1)
         cells = F.conv2d(maps, weight, stride=self.plan.ratio, groups=heads)  # [B, H D, rows, columns]
         real = filled = None
@@ -161,7 +163,7 @@ class ConvLandmarks(nn.Module):
             cells = cells * filled[:, None]
         means, mask = self.plan.means(cells, filled, grid_size, real)
         landmarks = spatial_tokens(means, q.shape[1]).to(self.norm.weight.dtype)
-        # flat, because torch's tracing of LayerNorm's gradient is wrong about strides that are not
+        # flattened, because torch traces LayerNorm's gradient with wrong strides otherwise
         flat = F.gelu(self.norm(landmarks.flatten(0, 2)))
         return flat.unflatten(0, landmarks.shape[:3]).to(q.dtype), mask
 
@@ -187,7 +189,7 @@ class PooledLandmarks(nn.Module):
 
     def _cell_sums(self, maps: Tensor) -> Tensor:
         height, width = self.plan.ratio
-        # a channel axis: torch pools no empty batch without one
+        # torch cannot pool an empty batch without a channel axis
         maps = maps if maps.ndim == 4 else maps[:, None]
         return F.avg_pool2d(self.plan.whole_cells(maps), self.plan.ratio) * (height * width)
 
@@ -196,7 +198,7 @@ class PooledLandmarks(nn.Module):
 
 
 class TokenLandmarks(nn.Module):
-    """A subset of the tokens: at random, or the first ones."""
+    """A subset of the tokens: random ones, or the first ones."""
 
     def __init__(self, plan: LandmarkPlan, scale: float = 1.0, *, random: bool) -> None:
         super().__init__()
@@ -217,11 +219,11 @@ class TokenLandmarks(nn.Module):
         return hide(self.scale * _select(q, turn.argsort(stable=True, dim=-1)[:, :most]), mask), mask
 
     def _turn(self, grid_size: GridSize, device: torch.device) -> Tensor:
-        """When each token is chosen, the lowest first [N]."""
+        """Order in which tokens are chosen, lowest first [N]."""
         place = torch.arange(grid_size[0] * grid_size[1], device=device)
         if not self.random:
             return place
-        # a hash of the position rather than a permutation: a cropped grid keeps the turns of its tokens
+        # a hash of the position instead of a permutation: a cropped grid keeps the order of its tokens
         bits = (place // grid_size[1] * 73856093) ^ (place % grid_size[1] * 19349663)
         if self.training:
             bits = bits ^ torch.randint(2**31, (1,), device=device)
@@ -233,8 +235,25 @@ class TokenLandmarks(nn.Module):
         return f"{self.plan!r}, {'random' if self.random else 'biased'}"
 
 
+@contextmanager
+def lift_cap(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let the landmark modules inside ``modules`` take one landmark for each complete cell, whatever their cap."""
+    samplers = (ConvLandmarks, PooledLandmarks, TokenLandmarks)
+    plans = [part.plan for module in modules for part in module.modules() if isinstance(part, samplers)]
+    if not plans:
+        raise UserError("there are no landmarks in these modules")
+    caps = [plan.cap for plan in plans]
+    for plan in plans:
+        plan.cap = None
+    try:
+        yield
+    finally:
+        for plan, cap in zip(plans, caps, strict=True):
+            plan.cap = cap
+
+
 def _extents(real: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the smallest grid from the top left corner that holds all real tokens: [B, H, W] -> 2 [B]."""
+    """Rows and columns [B] of the smallest grid from the top left corner that contains all real tokens [B, H, W]."""
     height, width = real.shape[1:]
     rows = real.any(2) * torch.arange(1, height + 1, device=real.device)
     columns = real.any(1) * torch.arange(1, width + 1, device=real.device)

@@ -1,7 +1,7 @@
 """Local terms that are added to an attention's output: small convolutions over the grid of values.
 
-Called as ``local(x, v, grid_size, key_mask) -> [B, H, N, D]`` with the attention's input x [B, N, C] and its values v
-[B, H, N, D], both zero at masked tokens. Prefix tokens receive nothing.
+They are called as ``local(x, v, grid_size, key_mask) -> [B, H, N, D]`` with the attention's input x [B, N, C] and its
+values v [B, H, N, D], both zero at masked tokens. The result is zero for prefix tokens.
 """
 
 import math
@@ -17,16 +17,16 @@ from softline.layers.grid import GridSize, as_pair, mean_token, spatial_map, spa
 from softline.ops.chunks import is_traced
 from softline.ops.inputs import narrow, widen, without_autocast
 
-# numbers of a map that are worth a convolution of their own
+# maps of at least this many elements get a convolution of their own
 LARGE_MAP = 2**14
 
 
 class LocalResidual(nn.Module):
     """InLine's local residual: a depthwise convolution whose kernels are predicted from the mean token.
 
-    r = W2 gelu(W1 mean(x)), one kernel for each channel and sample, both layers grouped by head.
+    r = W2 gelu(W1 mean(x)): one kernel per channel and sample, both layers grouped by head.
 
-    kernel_size: rows and columns, an int for both; 3 is the paper's.
+    kernel_size: rows and columns, an int for both; 3 in the paper.
     """
 
     def __init__(
@@ -41,23 +41,23 @@ class LocalResidual(nn.Module):
 
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         mean = mean_token(x, key_mask).to(x.dtype)[..., None]  # [B, C, 1]
-        kernels = self.kernel(F.gelu(self.hidden(mean)))  # [B, 9 C, 1] of 3 x 3
+        kernels = self.kernel(F.gelu(self.hidden(mean)))  # [B, 9 C, 1] for 3 x 3
         values = spatial_map(v, grid_size, self.num_prefix_tokens)
         return spatial_tokens(_convolve_each(values, kernels, self.kernel_size), self.num_heads, self.num_prefix_tokens)
 
 
 @without_autocast
 def _convolve_each(values: Tensor, kernels: Tensor, size: GridSize) -> Tensor:
-    """Every channel of every sample [B, C, H, W] by its own kernel [B, rows * columns * C, 1], summed in float32."""
+    """Convolve each channel of each sample [B, C, H, W] with its own kernel [B, rows * columns * C, 1] in float32."""
     if values.shape[0] == 0:
-        return values  # torch convolves no empty group
+        return values  # torch cannot convolve without groups
     planes, weight = widen(values), widen(kernels).reshape(-1, 1, *size)
     out = _shifted_sum(planes, weight) if is_traced() else _grouped_convolution(planes, weight)
     return narrow(out, values.dtype)
 
 
 def _shifted_sum(planes: Tensor, weight: Tensor) -> Tensor:
-    """The definition: shifted maps, nine for 3 x 3, each times its weight; a compiler makes one loop of it."""
+    """The definition: a weighted sum of shifted maps, nine for 3 x 3; a compiler fuses it into one loop."""
     batch, channels, height, width = planes.shape
     rows, columns = weight.shape[-2:]
     weight = weight.reshape(batch, channels, rows * columns, 1, 1)
@@ -69,8 +69,11 @@ def _shifted_sum(planes: Tensor, weight: Tensor) -> Tensor:
 
 
 def _grouped_convolution(planes: Tensor, weight: Tensor) -> Tensor:
-    """One group for each channel. Large maps on a CPU one sample at a time, whose channels stay last in memory; other
-    samples side by side in one convolution."""
+    """Convolve with one group per channel.
+
+    Large maps on a CPU are convolved one sample at a time, which keeps channels last in memory; otherwise all samples
+    share one convolution.
+    """
     batch, channels, height, width = planes.shape
     padding = (weight.shape[-2] // 2, weight.shape[-1] // 2)
     large = planes.device.type == "cpu" and channels * height * width >= LARGE_MAP
@@ -88,9 +91,9 @@ class ValueConv(nn.Module):
     """A depthwise convolution of the values, zero-padded.
 
     kernel_size: rows and columns, an int for both.
-    shared: "channels" is SOFT's (and Nystromformer's): one kernel for each head, shared by its channels, no bias;
-        "heads" is FLatten's: one kernel for each channel of a head, shared by the heads, with bias;
-        "none" is CSWin's LePE: one kernel for each channel of each head, with bias.
+    shared: "channels", for SOFT and Nystromformer: one kernel per head, shared by its channels, no bias;
+        "heads", for FLatten: one kernel per channel of a head, shared by the heads, with bias;
+        "none", for CSWin's LePE: one kernel per channel of each head, with bias.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class ValueConv(nn.Module):
         self.shared = shared
         self.num_prefix_tokens = num_prefix_tokens
         planes = {"channels": num_heads, "heads": head_dim, "none": num_heads * head_dim}[shared]
-        # holds the kernels; `forward` spreads them over all channels
+        # holds the kernels; `forward` repeats them for all channels
         self.conv = nn.Conv2d(
             planes,
             planes,
@@ -126,7 +129,7 @@ class ValueConv(nn.Module):
         return spatial_tokens(out, self.num_heads, self.num_prefix_tokens)
 
     def _spread(self, parameter: Tensor) -> Tensor:
-        """One row for each of the H * D channels."""
+        """Repeat a parameter to one row per channel [H * D, ...]."""
         if self.shared == "channels":
             return parameter.repeat_interleave(self.head_dim, dim=0)
         if self.shared == "none":
@@ -142,7 +145,7 @@ def _odd_pair(name: str, kernel_size: int | GridSize) -> GridSize:
 
 
 class LocalSum(nn.ModuleList):
-    """Several local terms, added."""
+    """The sum of several local terms."""
 
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         return reduce(torch.add, [term(x, v, grid_size, key_mask) for term in self])

@@ -1,4 +1,4 @@
-"""What is done to each token on its own: in evaluation, a few tokens at a time."""
+"""Functions applied to each token independently; evaluation runs them on a few tokens at a time."""
 
 from collections.abc import Callable
 
@@ -9,23 +9,23 @@ from torch import Tensor, nn
 from softline.ops.chunks import is_traced, may_overwrite, token_chunks
 from softline.ops.inputs import widen
 
-# hidden numbers at once: on a CPU they stay in its cache; elsewhere few and large kernels are better
+# hidden activations computed at once: they fit the cache of a CPU; other devices run fastest with few and large kernels
 CPU_NUMBERS = 2**19
 OTHER_NUMBERS = 2**26
-# fewer rows would make slow matrix products
+# matrix products with fewer rows are slow
 LEAST_ROWS = 1024
 
-# gelu(x) = x sigmoid(GELU_SLOPE (x + GELU_CUBIC x^3)) is the form with tanh, as tanh(u) = 2 sigmoid(2 u) - 1
+# x sigmoid(GELU_SLOPE (x + GELU_CUBIC x^3)) equals the tanh form of GELU, since tanh(u) = 2 sigmoid(2 u) - 1
 GELU_SLOPE = 2 * (2 / torch.pi) ** 0.5
 GELU_CUBIC = 0.044715
 
 
 def for_each_token(module: nn.Module, function: Callable[..., Tensor], *tokens: Tensor, width: int) -> Tensor:
-    """``function(*tokens)`` for tokens [B, N, C] that it treats each on its own: a step of ``module``.
+    """Return ``function(*tokens)`` for tokens [B, N, C]; it is a step of ``module`` that treats tokens independently.
 
     In evaluation without gradients it is called with some samples, or some tokens of one sample, at a time, so that
-    hidden layers of ``width`` numbers for each token take no memory worth mentioning. If any part of the module is in
-    training, or has a hook, that part sees all tokens at once.
+    hidden layers with ``width`` activations per token need little memory. If a submodule is in training mode or has a
+    hook, all tokens are passed at once.
     """
     if not may_overwrite() or any(_wants_all(part) for part in module.modules()):
         return function(*tokens)
@@ -42,11 +42,12 @@ def for_each_token(module: nn.Module, function: Callable[..., Tensor], *tokens: 
 
 
 def _wants_all(module: nn.Module) -> bool:
+    # torch has no public way to ask for a module's hooks
     return bool(module.training or module._forward_hooks or module._forward_pre_hooks)
 
 
 def _parts(tokens: Tensor, width: int) -> list[tuple[slice, slice]]:
-    """Samples and tokens of [B, N, C] to be treated at once: whole samples if one is small enough."""
+    """Slices of samples and tokens [B, N, C] to process together: whole samples if one is small enough."""
     batch, count = tokens.shape[:2]
     numbers = CPU_NUMBERS if tokens.device.type == "cpu" else OTHER_NUMBERS
     rows = max(numbers // width, LEAST_ROWS)
@@ -55,8 +56,10 @@ def _parts(tokens: Tensor, width: int) -> list[tuple[slice, slice]]:
 
 
 class TanhGELU(nn.Module):
-    """The tanh approximation of GELU, through the exponential where torch's own kernel is slower: in graphs, and on a
-    CPU without gradients."""
+    """The tanh approximation of GELU.
+
+    It is computed as a sigmoid where torch's own kernel is slower: in graphs, and on a CPU without gradients.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         if is_traced():

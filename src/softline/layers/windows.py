@@ -16,14 +16,14 @@ WindowMask = Literal["tokens", "pairs"]
 
 
 class Windows:
-    """One grid cut into equal windows, zero-padded at the bottom and the right to whole ones.
+    """A grid cut into windows of equal size, zero-padded at the bottom and the right to whole windows.
 
-    window_size: (rows, columns); an axis of the grid that is not longer is one window of its own length.
-    shift: rows and columns by which the padded grid is rolled up and left before it is cut; 0 along an axis that is one
-        window. Windows at the far side then hold tokens of both sides.
+    window_size: (rows, columns); an axis of the grid that is not longer than this is a single window of its own length.
+    shift: rows and columns by which the padded grid is rolled up and left before it is cut; ignored along an axis that
+        is a single window. The last windows then hold tokens from both sides of the grid.
 
-    A graph is compiled for grids that are one window along an axis, or for those that are several: one for both would
-    mask where nothing is padded. Within each case it serves all sizes, and always pads.
+    Grids with a single window along an axis and grids with several are compiled as separate graphs, because a common
+    one would mask where nothing is padded. In each case one graph serves all sizes, and always pads.
     """
 
     def __init__(self, grid_size: GridSize, window_size: GridSize, shift: GridSize = (0, 0)) -> None:
@@ -37,7 +37,7 @@ class Windows:
         self.is_padded = not all(always(padding == 0) for padding in self.padding)
 
     def split(self, x: Tensor) -> Tensor:
-        """Tokens [B, H*W, C] -> windows [B * windows, rows*columns, C], those of a sample together."""
+        """Tokens [B, H*W, C] -> windows [B * windows, rows*columns, C]; windows of a sample are consecutive."""
         if self.is_one:
             return x
         maps = x.unflatten(1, self.grid_size)
@@ -64,9 +64,9 @@ class Windows:
         return self._cut(self._real(device)[None, ..., None])[..., 0].repeat(batch, 1)
 
     def pair_mask(self, device: torch.device) -> Tensor | None:
-        """Which tokens of a window may see each other: bool [windows, rows*columns, rows*columns]; None if all may.
+        """Which tokens of a window may attend to each other: bool [windows, rows*columns, rows*columns]; None if all.
 
-        Those that lie together on the grid, and not on two sides of it; padding sees padding, so that no row is empty.
+        Tokens from opposite sides of the grid may not; padding attends to padding, so that no row is empty.
         """
         if not any(self.shift) and not self.is_padded:
             return None
@@ -77,11 +77,12 @@ class Windows:
         return side[:, :, None] == side[:, None, :]
 
     def rows(self, inside: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """From rows of weights inside windows to rows over the grid.
+        """Turn a function that computes weight rows inside windows into one that computes rows over the grid.
 
         inside: places in a window [r] -> their rows in all windows [B * windows, heads, r, n], n = rows*columns.
-        What is returned: tokens [R] -> their rows [B, heads, R, H*W], 0 outside a token's window. It calls ``inside``
-        with the places that the tokens have, each once, and itself costs O(R H W).
+
+        The result maps tokens [R] to their rows [B, heads, R, H*W], which are 0 outside a token's window. It calls
+        ``inside`` once with the distinct places of the tokens, and costs O(R H W) beyond that.
         """
         if self.is_one:
             return inside
@@ -97,14 +98,14 @@ class Windows:
         return read
 
     def weights(self, inside: Tensor) -> Tensor:
-        """From weights inside windows [B * windows, heads, n, n] to those of the grid [B, heads, H*W, H*W]."""
+        """Weights over the grid [B, heads, H*W, H*W] from weights inside windows [B * windows, heads, n, n]."""
         if self.is_one:
             return inside
         tokens = torch.arange(self.grid_size[0] * self.grid_size[1], device=inside.device)
         return self.rows(lambda places: inside.index_select(-2, places))(tokens)
 
     def _where(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The window of each token of the grid [H*W], and its place there [H*W]."""
+        """The window of each token of the grid [H*W], and its place in that window [H*W]."""
         length = self.window_size[0] * self.window_size[1]
         slots = torch.arange(math.prod(self._counts) * length, device=device).reshape(-1, length, 1)
         own_slots = self.join(slots).flatten()
@@ -112,7 +113,7 @@ class Windows:
 
     @property
     def _counts(self) -> GridSize:
-        """How many windows there are down and across."""
+        """Number of windows along each axis."""
         return self.padded_size[0] // self.window_size[0], self.padded_size[1] // self.window_size[1]
 
     def _cut(self, maps: Tensor) -> Tensor:
@@ -133,26 +134,26 @@ class Windows:
 
 
 def _fit(side: int, window: int, shift: int) -> tuple[int, int, int, bool]:
-    """Window, padding and shift along an axis, and whether it is one window."""
+    """Window, padding and shift along an axis, and whether the axis is a single window."""
     if side <= window:
         return side, 0, 0, True
-    # not -side % window: torch.compile cannot trace a remainder of negative symbols everywhere
+    # not -side % window: torch.compile cannot always trace the remainder of a negative size
     return window, (side + window - 1) // window * window - side, shift, False
 
 
 def _without_gaps(x: Tensor) -> Tensor:
-    """A copy in a graph, where `flatten` would otherwise depend on whether the sizes of x need one."""
+    """Copy x in a graph, where `flatten` would otherwise depend on whether its sizes require a copy."""
     return x.clone(memory_format=torch.contiguous_format) if is_traced() else x
 
 
 class WindowedAttention(nn.Module):
-    """An attention inside windows: ``(x [B, N, C], grid_size) -> [B, N, C]``.
+    """Attention inside windows: ``(x [B, N, C], grid_size) -> [B, N, C]``.
 
     attention: module ``(windows [B * windows, n, C], window_size, mask)``, whose `weights` and `rows` take the same.
-    window_size: rows and columns; a map that is not larger is one window.
-    shifted: roll the map by half a window before it is cut, where it has several.
-    mask: "tokens" hides padding by a key mask [B * windows, n]; "pairs" by a mask [windows, n, n] that also separates
-        the two sides of the map which a shift brings together.
+    window_size: rows and columns of a window; a map that is not larger is a single window.
+    shifted: roll a map of several windows by half a window before it is cut.
+    mask: "tokens" masks padding with a key mask [B * windows, n]; "pairs" with a mask [windows, n, n] that also
+        separates opposite sides of the map that a shift brings into one window.
     """
 
     num_prefix_tokens = 0
@@ -175,7 +176,7 @@ class WindowedAttention(nn.Module):
         return windows.weights(self.attention.weights(windows.split(x), windows.window_size, mask))
 
     def rows(self, x: Tensor, grid_size: GridSize) -> Callable[[Tensor], Tensor]:
-        """What reads single rows of `weights`: tokens [R] -> [B, heads, R, N]."""
+        """Return a function that computes single rows of `weights`: tokens [R] -> [B, heads, R, N]."""
         windows, mask = self._windows(x, grid_size)
         return windows.rows(self.attention.rows(windows.split(x), windows.window_size, mask))
 

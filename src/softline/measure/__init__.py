@@ -1,4 +1,4 @@
-"""Measure what attentions and models cost: counted operations and bytes, time and memory on this machine."""
+"""Measure the cost of attentions and models: operations and bytes by counting, time and memory on this machine."""
 
 from softline.measure.cases import LayerCase, ModelCase, OperatorCase, SequenceCase, Setting, VitCase, parse_model
 from softline.measure.counting import count_macs, peak_bytes

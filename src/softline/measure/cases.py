@@ -1,4 +1,4 @@
-"""What can be measured: a case is a named thing that, for a size, gives a function and tensors to call it with."""
+"""What can be measured: a case has a name and builds, for any size, a function and the tensors to call it with."""
 
 import functools
 import inspect
@@ -9,35 +9,34 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from softline import ops
 from softline.attention import ATTENTIONS
 from softline.backbones.backbone import build_attention
-from softline.backbones.creation import check_model_name
+from softline.backbones.creation import check_model_name, create_for_size
 from softline.backbones.sequence import SequenceClassifier, SequenceEncoder
 from softline.checks import check_at_least, check_option
-from softline.engine.reading import yaml_value
-from softline.engine.recipe import ModelRecipe
 from softline.errors import UserError
 from softline.layers.blocks import PreNormBlock
 from softline.layers.grid import GridSize
-from softline.tasks.networks import build_model
 
 Mode = Literal["infer", "train"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# softmax as three separate steps, with all N x N weights in memory
+# torch's softmax attention in separate steps, which keeps all N x N weights in memory
 MATH = "softmax-math"
-# of the SOFT paper's measurements
+# the landmark grid of the SOFT paper's own measurements
 LANDMARK_GRID = 7
 LANDMARKS = LANDMARK_GRID**2
 PATCH = 16
+CLASSES = 1000
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all cases of a measurement share."""
+    """The settings that all cases of a measurement share."""
 
     batch: int = 1
     dtype: str = "float32"
@@ -46,7 +45,7 @@ class Setting:
 
 
 def check_device(device: str) -> None:
-    """The CPU, or a GPU of CUDA that is there."""
+    """Raise unless the device is the CPU or a CUDA GPU of this machine."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise UserError(f"device must be cpu, cuda or cuda:N, got {device!r}")
     if device == "cpu":
@@ -58,8 +57,8 @@ def check_device(device: str) -> None:
         raise UserError(f"device must be at most cuda:{last} here, got {device!r}")
 
 
-class Subject(NamedTuple):
-    """A function of tensors; ``module`` holds what it learns, if anything."""
+class Workload(NamedTuple):
+    """A function, the tensors to call it with, and the module that holds its weights, if it has any."""
 
     function: Callable[..., Any]
     inputs: tuple[Tensor, ...]
@@ -67,32 +66,32 @@ class Subject(NamedTuple):
 
 
 class Case(Protocol):
-    """Something to measure at several sizes; it can be sent to another process."""
+    """Something to measure at several sizes. Cases can be pickled, as memory is measured in other processes."""
 
     @property
     def name(self) -> str: ...
 
     def tokens(self, size: int) -> int:
-        """How much there is to do, to fit growth against; ValueError for a size that makes no sense."""
+        """Return the number of tokens at this size, against which growth is fitted; raise for an impossible size."""
 
     def label(self, size: int) -> str:
-        """The size for people."""
+        """Return the size as tables print it."""
 
     def warm_up_size(self, size: int) -> int:
-        """A size that runs the same code in less time; ``size`` itself if no other is sure to be taken."""
+        """Return a smaller size that runs the same code, or ``size`` if it is not certain that one is accepted."""
 
-    def build(self, size: int, setting: Setting) -> Subject:
-        """In float32 on the CPU, the weights random."""
+    def build(self, size: int, setting: Setting) -> Workload:
+        """Create it with random weights and inputs, in float32 on the CPU."""
 
 
 class Runs(NamedTuple):
     eager: Callable[[], object]
     run: Callable[[], object]
-    """The same, compiled if that is the setting."""
+    """The same function, compiled if the setting says so."""
 
 
 def prepare(case: Case, size: int, mode: Mode, setting: Setting) -> Runs:
-    """One forward pass without gradients, or one forward and backward pass without optimizer, ready to be called.
+    """Prepare one forward pass without gradients, or one forward and backward pass without an optimizer step.
 
     A training step computes the gradients of all weights and of all inputs that require one.
     """
@@ -108,7 +107,7 @@ def prepare(case: Case, size: int, mode: Mode, setting: Setting) -> Runs:
 
 
 def _place(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
-    # token ids stay whole numbers
+    # token ids stay integers
     moved = tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
     return moved.requires_grad_(tensor.requires_grad)
 
@@ -130,7 +129,7 @@ def _pass(
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """All of a model's outputs that have gradients, such as its feature maps."""
+    """Return all outputs of a model that have gradients, such as its feature maps."""
     if isinstance(output, Tensor):
         return [output] if output.requires_grad else []
     parts = output.values() if isinstance(output, dict) else output
@@ -138,7 +137,7 @@ def _tensors(output: Any) -> list[Tensor]:
 
 
 def with_math(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with torch's scaled dot-product attention spelt out."""
+    """Wrap the function so that torch computes scaled dot-product attention in separate steps."""
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> Any:
@@ -152,7 +151,7 @@ def with_math(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _operators() -> dict[str, Callable[..., Tensor]]:
-    """Every attention of `softline.ops`, softmax first."""
+    """Return every attention of `softline.ops` by name, softmax first."""
     found = {name.removesuffix("_attention"): getattr(ops, name) for name in ops.__all__ if name.endswith("_attention")}
     soft = found.pop("soft")
     softmax = found.pop("softmax")
@@ -166,9 +165,9 @@ OPERATORS = _operators()
 
 @dataclass(frozen=True)
 class OperatorCase:
-    """A function of `softline.ops` on random tensors [B, H, N, D]; a size is N.
+    """A function of `softline.ops` on random tensors [B, H, N, D]; the size is N.
 
-    SOFT and Nystrom get 49 landmarks, Linformer projects to 49 tokens; how landmarks are taken does not count.
+    SOFT and Nystrom get 49 landmarks, and Linformer projects to 49 tokens. Choosing landmarks is not measured.
     """
 
     name: str
@@ -185,22 +184,22 @@ class OperatorCase:
     def warm_up_size(self, size: int) -> int:
         return min(size, 256)
 
-    def build(self, size: int, setting: Setting) -> Subject:
+    def build(self, size: int, setting: Setting) -> Workload:
         operator = OPERATORS[self.name]
         parameters = inspect.signature(operator).parameters.values()
         names = [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
         inputs = _operator_inputs((setting.batch, self.num_heads, size, self.head_dim))
         unknown = [name for name in names if name not in inputs]
         if unknown:
-            raise UserError(f"bench does not know what to give {self.name} as {', '.join(unknown)}")
-        return Subject(
+            raise UserError(f"the operator {self.name} takes inputs that cannot be generated: {', '.join(unknown)}")
+        return Workload(
             lambda *tensors: operator(**dict(zip(names, tensors, strict=True))),
             tuple(inputs[name]() for name in names),
         )
 
 
 def _operator_inputs(shape: tuple[int, int, int, int]) -> dict[str, Callable[[], Tensor]]:
-    """What operators take, by the names of their arguments."""
+    """Return functions that create the inputs of operators, by the names of their arguments."""
     tokens, head_dim = shape[2:]
 
     def queries() -> Tensor:
@@ -230,14 +229,14 @@ def check_attentions(names: Sequence[str]) -> None:
 
 
 def _attention(name: str, dim: int, num_heads: int, **offers: Any) -> tuple[nn.Module, Callable[..., Any]]:
-    """The module, and how it is called: "softmax-math" is softmax, spelt out."""
+    """Return the module, and the function that calls it."""
     module = build_attention("softmax" if name == MATH else name, dim, num_heads, offers=offers)
     return module, with_math(module) if name == MATH else module
 
 
 @dataclass(frozen=True)
 class LayerCase:
-    """One attention layer with its projections on square images; a size is the image's side."""
+    """One attention layer with its projections on square images; the size is the image's side in pixels."""
 
     name: str
     dim: int = 64
@@ -255,18 +254,18 @@ class LayerCase:
     def warm_up_size(self, size: int) -> int:
         return min(size, 16 * self.patch_size)
 
-    def build(self, size: int, setting: Setting) -> Subject:
+    def build(self, size: int, setting: Setting) -> Workload:
         tokens, side = self.tokens(size), size // self.patch_size
         module, call = _attention(self.name, self.dim, self.num_heads, max_tokens=tokens)
         x = torch.randn(setting.batch, tokens, self.dim).requires_grad_()
-        return Subject(lambda x: call(x, (side, side)), (x,), module)
+        return Workload(lambda x: call(x, (side, side)), (x,), module)
 
 
 @dataclass(frozen=True)
 class VitCase:
     """The network of Fig. 1b of the SOFT paper: 12 layers of width 384, 12 heads, 49 landmarks.
 
-    A size p is a grid of 28 x 28 p tokens. Blocks only: no patch embedding and no classifier.
+    A size p stands for a grid of 28 x 28 p tokens. There is no patch embedding and no classifier.
     """
 
     name: str
@@ -285,7 +284,7 @@ class VitCase:
     def warm_up_size(self, size: int) -> int:
         return 1
 
-    def build(self, size: int, setting: Setting) -> Subject:
+    def build(self, size: int, setting: Setting) -> Workload:
         tokens, grid_size = self.tokens(size), (self.side, self.side * size)
         offers = {"max_tokens": tokens, "rank": LANDMARKS, "max_landmarks": LANDMARK_GRID}
         blocks = [
@@ -294,12 +293,12 @@ class VitCase:
         ]
         network = _Blocks(blocks, grid_size)
         x = torch.randn(setting.batch, tokens, self.dim).requires_grad_()
-        return Subject(with_math(network) if self.name == MATH else network, (x,), network)
+        return Workload(with_math(network) if self.name == MATH else network, (x,), network)
 
 
 @dataclass(frozen=True)
 class SequenceCase:
-    """The encoder of the Long Range Arena and a classifier on random bytes; a size is the length of a sequence."""
+    """The Long Range Arena encoder with a classifier on random bytes; the size is the length of the sequence."""
 
     name: str
 
@@ -313,13 +312,13 @@ class SequenceCase:
     def warm_up_size(self, size: int) -> int:
         return min(size, 256)
 
-    def build(self, size: int, setting: Setting) -> Subject:
+    def build(self, size: int, setting: Setting) -> Workload:
         attention = "softmax" if self.name == MATH else self.name
         # torch's fused kernel on the CPU has no dropout
         options = {"dropout": 0.0} if attention == "softmax" else {}
         module = SequenceClassifier(SequenceEncoder(512, size, attention=attention, attention_options=options), 10)
         tokens = torch.randint(1, 257, (setting.batch, 1, size))
-        return Subject(with_math(module) if self.name == MATH else module, (tokens,), module)
+        return Workload(with_math(module) if self.name == MATH else module, (tokens,), module)
 
 
 class _Blocks(nn.Module):
@@ -339,9 +338,9 @@ class _Blocks(nn.Module):
 
 @dataclass(frozen=True)
 class ModelCase:
-    """A timm model on random square images; a size is the image's side.
+    """A timm model on random square images; the size is the image's side in pixels.
 
-    name: as it was asked for, with its options.
+    name: what tables call it: the model's name with its options, as the user wrote them.
     """
 
     name: str
@@ -349,7 +348,7 @@ class ModelCase:
     options: dict[str, Any] = field(default_factory=dict)
 
     def tokens(self, size: int) -> int:
-        """Patches of 16 x 16 pixels, whatever the model's own are: a measure of the image's area."""
+        """Count patches of 16 x 16 pixels whatever the model's own patches are, as a measure of the image's area."""
         check_at_least("image size", size, 1)
         return max(size * size // PATCH**2, 1)
 
@@ -359,30 +358,51 @@ class ModelCase:
     def warm_up_size(self, size: int) -> int:
         return size
 
-    def build(self, size: int, setting: Setting) -> Subject:
+    def build(self, size: int, setting: Setting) -> Workload:
         with warnings.catch_warnings():
-            # timm's own, while it resizes positions
+            # timm warns while it resizes position embeddings
             warnings.filterwarnings("ignore", category=UserWarning)
-            model = build_model(ModelRecipe(name=self.model, options=self.options), 1000, size)
-        # no gradient: nobody trains the images
+            model = create_for_size(self.model, size, **{"num_classes": CLASSES, **self.options})
+        # images need no gradient
         images = torch.randn(setting.batch, self.options.get("in_chans", 3), size, size)
-        return Subject(model, (images,), model)
+        return Workload(model, (images,), model)
 
 
 def parse_model(text: str) -> ModelCase:
-    """``softpp_tiny`` or ``softpp_tiny:attention=inline,drop_rate=0.1``: values are YAML."""
+    """Read ``softpp_tiny`` or ``softpp_tiny:attention=inline,drop_rate=0.1``; option values are YAML."""
     name, _, listed = text.partition(":")
     if name in ("local-dir", "hf-hub"):
-        # for timm to resolve
+        # a source that timm resolves, not options
         return ModelCase(text, text)
     check_model_name(name)
     if name == text:
         return ModelCase(text, name)
     options = {}
-    # a comma inside a list does not stand before KEY=
+    # a comma inside a list is not followed by KEY=
     for part in re.split(r",(?=\s*\w+=)", listed):
         key, equals, value = part.partition("=")
         if not equals or not key.strip().isidentifier():
             raise UserError(f"options of a model are KEY=VALUE,... as in softpp_tiny:attention=inline; got {text!r}")
-        options[key.strip()] = yaml_value(f"{key.strip()} of {name}", value)
+        options[key.strip()] = option_value(f"{key.strip()} of {name}", value)
     return ModelCase(text, name, options)
+
+
+class OptionLoader(yaml.SafeLoader):
+    """A YAML reader that takes 1e-3 for a number, as YAML 1.2 does; PyYAML by itself wants 1.0e-3."""
+
+
+OptionLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def option_value(name: str, text: str) -> Any:
+    """Read the value of an option as YAML.
+
+    name: what an error message calls the option.
+    """
+    try:
+        # OptionLoader is a SafeLoader: it creates plain values only
+        return yaml.load(text, OptionLoader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{name} must be YAML, got {text!r}: {' '.join(str(error).split())}") from None

@@ -1,4 +1,4 @@
-"""Every softline model with its size, its cost, and the accuracy that its paper reports."""
+"""Every softline model with its size, its cost and the accuracy that its paper reports."""
 
 from fnmatch import fnmatch
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from softline.backbones import MODEL_NAMES
 from softline.errors import UserError
 from softline.measure.counting import count_macs
 
-# ImageNet-1K top-1 as the papers (journal tables; the releases' own tables for their models) report it
+# ImageNet-1K top-1 accuracy as reported: in the papers' tables, and in the releases' own for the released models
 REPORTED_TOP1 = {
     "soft_tiny": 80.9,
     "soft_small": 82.5,
@@ -52,12 +52,12 @@ class ModelCard(NamedTuple):
     image_size: int
     parameters: int
     macs: int
-    """Multiply-adds of one image of that size, Newton iterations included."""
+    """Multiply-adds for one image of that size, Newton iterations included."""
     reported_top1: float | None
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of softline's models that match a shell pattern."""
+    """Return the names of softline's models that match a shell pattern."""
     names = [name for name in MODEL_NAMES if fnmatch(name, pattern)]
     if not names:
         raise UserError(f"no model matches {pattern!r}; the models are {', '.join(MODEL_NAMES)}")
@@ -65,7 +65,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def describe(name: str) -> ModelCard:
-    """Size and cost of a model, counted without allocating or computing it."""
+    """Count a model's parameters and multiply-adds without allocating or computing anything."""
     model = timm.create_model(name, device="meta").eval()
     cfg = timm.get_pretrained_cfg(name)
     assert cfg is not None, "every registered model has a configuration"

@@ -1,4 +1,4 @@
-"""Costs that are counted rather than timed: the same on a busy machine."""
+"""Costs that are counted rather than timed, so that a busy machine does not change them."""
 
 import itertools
 import os
@@ -10,15 +10,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def count_macs(run: Callable[[], object]) -> int:
-    """Multiply-adds of all matrix products and convolutions that ``run`` executes."""
+    """Count the multiply-adds of all matrix products and convolutions that ``run`` executes."""
     with FlopCounterMode(display=False) as counter:
         run()
     return int(counter.get_total_flops() // 2)
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """Most bytes of CPU tensors that ``run`` holds at once, beyond what existed before."""
-    # the profiler reports every missing GPU on stderr otherwise
+    """Return the peak bytes of CPU tensors that ``run`` holds at once, beyond those that existed before."""
+    # otherwise the profiler writes about missing GPUs to stderr
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
@@ -29,7 +29,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 
 def cuda_peak_bytes(run: Callable[[], object], device: str = "cuda") -> int:
-    """Most bytes of the device's tensors that ``run`` holds at once, beyond what existed before."""
+    """Return the peak bytes of GPU tensors that ``run`` holds at once, beyond those that existed before."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

@@ -1,4 +1,4 @@
-"""What a measurement was made on."""
+"""The machine and the software that a measurement was made with."""
 
 import os
 import platform
@@ -6,26 +6,25 @@ import shlex
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import timm
 import torch
 
 import softline
 
-# variables by which users set threads, memory allocation and compilation, by their beginnings
+# prefixes of the environment variables that set threads, memory allocation and compilation
 TUNING = ("GLIBC_TUNABLES", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "OMP_", "THP_MEM_", "TORCHINDUCTOR_")
 
 
 def with_settings(command: str) -> str:
-    """The command preceded by the environment variables that change its speed."""
-    # torch sets the folder of compiled code itself
+    """Put the environment variables that change the speed of a command in front of it."""
+    # torch itself sets the cache directory of compiled code
     set_here = sorted(name for name in os.environ if name.startswith(TUNING) and not name.endswith("_CACHE_DIR"))
     return " ".join([*(f"{name}={shlex.quote(os.environ[name])}" for name in set_here), command])
 
 
 def environment(device: str = "cpu") -> dict[str, str | int | bool | None]:
-    """Versions, processor, threads, commit and date, to be stored beside every result; for cuda the GPU as well."""
+    """Return versions, processor, threads, commit and date, to be stored with every result; for CUDA also the GPU."""
     gpu = {"gpu": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {}
     return {
         "softline": softline.__version__,
@@ -43,15 +42,15 @@ def environment(device: str = "cpu") -> dict[str, str | int | bool | None]:
 
 
 def native_bfloat16() -> bool | None:
-    """Whether the processor computes in bfloat16 rather than emulating it; None if torch does not tell."""
-    # torch names it as private, and builds without oneDNN lack it
-    ask: Any = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return None if ask is None else bool(ask())
+    """Return whether the processor has bfloat16 instructions; None where the system does not say."""
+    # x86 lists its features as flags, ARM as Features
+    features = _cpu_info("flags") or _cpu_info("Features")
+    return None if features is None else not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(features.split())
 
 
 def commit_of(directory: Path) -> str | None:
-    """The commit that git has checked out here, "+changes" if files differ from it; None for an installed package."""
-    # an installed package may lie inside somebody else's checkout, which does not track it
+    """Return the commit that is checked out here, "+changes" if files differ from it; None for an installed package."""
+    # an installed package may lie inside another project's checkout, which does not track it
     if not _git(directory, "ls-files", "--", "."):
         return None
     commit = _git(directory, "rev-parse", "--short=12", "HEAD")
@@ -70,9 +69,14 @@ def _git(directory: Path, *arguments: str) -> str | None:
 
 
 def _cpu_name() -> str:
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_info(key: str) -> str | None:
+    """Return what Linux says about the first processor under this key."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    for line in info.read_text().splitlines() if info.exists() else ():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return None

@@ -1,8 +1,8 @@
-"""Why something could not be measured, in one line."""
+"""The reason why something could not be measured, in one line."""
 
 import re
 
-# what building or running a model may raise over its size, its options or its memory
+# raised by models whose size, options or memory are wrong, while they are built or run
 CASE_ERRORS = (
     RuntimeError,
     ValueError,
@@ -19,9 +19,9 @@ LONGEST = 300
 
 
 def failure_text(error: BaseException) -> str:
-    """The error's text, or that memory ran out, whichever allocator says so."""
+    """Return the first line of the error's text, or that memory ran out, whichever allocator says so."""
     text = str(error)
-    # of torch's allocators, which have no type of their own on a CPU
+    # torch's CPU allocator raises a plain RuntimeError
     no_memory = re.search(r"(can't allocate|not enough|out of) memory", text)
     if isinstance(error, MemoryError) or no_memory:
         return OUT_OF_MEMORY
@@ -30,6 +30,6 @@ def failure_text(error: BaseException) -> str:
 
 
 def _without_middle(text: str) -> str:
-    """What is wrong stands at the start, what was meant at the end."""
+    """Shorten a text in the middle: the mistake is named at its start, the suggestion at its end."""
     half = (LONGEST - 5) // 2
     return f"{text[: LONGEST - 5 - half]} ... {text[-half:]}"

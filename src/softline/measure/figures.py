@@ -2,24 +2,23 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from softline.files import write_whole
 from softline.measure.cases import MATH
 from softline.measure.growth import growths
 from softline.measure.measuring import Row
-
-if TYPE_CHECKING:
-    pass
 from softline.plotting.colors import COLORS, comparison_colors, label_of
 
 MODES = {"infer": "inference", "train": "training step"}
 
 
 def plot_costs(rows: Sequence[Row], path: Path, *, title: str) -> None:
-    """Time, peak memory and share of the machine's peak against the number of tokens, a line of panels for each mode.
+    """Plot time, peak memory and the share of the machine's peak against the number of tokens, a row for each mode.
 
-    The legend has the fitted exponents; a cross at the top is a size that failed.
+    The legend shows the fitted exponents; a cross at the top marks a size that failed.
     """
     panels = [panel for panel in COST_PANELS if any(panel.value(row) for row in rows)] or [COST_PANELS[0]]
     modes = list(dict.fromkeys(row.mode for row in rows))
@@ -35,7 +34,7 @@ def plot_costs(rows: Sequence[Row], path: Path, *, title: str) -> None:
 
 
 def plot_memory(rows: Sequence[Row], path: Path, *, title: str) -> None:
-    """Fig. 1b of the SOFT paper: peak memory against the number of tokens, on linear and on logarithmic axes."""
+    """Plot Fig. 1b of the SOFT paper: peak memory against the number of tokens, on linear and on logarithmic axes."""
     (mode,) = dict.fromkeys(row.mode for row in rows)
     memory = COST_PANELS[1]
     colors = _cost_colors(rows)
@@ -62,7 +61,7 @@ COST_PANELS = (
 
 @contextmanager
 def _figure(path: Path, shape: tuple[int, int], *, height: float, title: str) -> Iterator[Any]:
-    """Axes to draw on, lines of panels with an empty one for the legend at the end; the file is written at last."""
+    """Provide rows of axes with an empty one for the legend at the end of each; write the file afterwards."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -81,7 +80,7 @@ def _figure(path: Path, shape: tuple[int, int], *, height: float, title: str) ->
     for line in axes:
         line[-1].set_axis_off()
     yield axes
-    figure.savefig(path, dpi=160)
+    write_whole(path, partial(figure.savefig, format=path.suffix[1:].lower(), dpi=160))
     plt.close(figure)
 
 
@@ -115,7 +114,7 @@ def _plot_cost(axis: Any, rows: Sequence[Row], panel: Panel, colors: dict[str, s
 def _cost_colors(rows: Sequence[Row]) -> dict[str, str]:
     names = list(dict.fromkeys(row.case for row in rows))
     colors = comparison_colors([name for name in names if name != MATH])
-    # told from softmax by its dashes
+    # it has the colour of softmax, and a dashed line
     return {name: COLORS["softmax"] if name == MATH else colors[name] for name in names}
 
 
@@ -124,7 +123,7 @@ def _line_style(name: str) -> dict[str, Any]:
 
 
 def _cost_legend(axis: Any, rows: Sequence[Row], colors: dict[str, str]) -> None:
-    """The costliest at the largest size first, as the lines lie."""
+    """List the cases in the order of their lines at the largest size, the costliest first."""
     from matplotlib.lines import Line2D
 
     fits = {growth.case: growth for growth in growths(rows)}
@@ -135,10 +134,10 @@ def _cost_legend(axis: Any, rows: Sequence[Row], colors: dict[str, str]) -> None
         parts = [] if growth is None else [("time", growth.time), ("memory", growth.memory)]
         exponents = ", ".join(f"{what} $N^{{{fit.exponent:.2f}}}$" for what, fit in parts if fit is not None)
         failed = any(row.failure is not None for row in rows if row.case == name)
-        # the exponents of a long name go to a line of their own
+        # after a long name, the exponents have a line of their own
         gap = ": " if len(name) < 16 else "\n"
         text = label_of(name) + (" (x: failed)" if failed else "") + (f"{gap}{exponents}" if exponents else "")
         handles.append(Line2D([], [], color=colors[name], label=text, **_line_style(name)))
     legend = axis.legend(handles=handles, frameon=False, loc="center left", bbox_to_anchor=(-0.05, 0.5), fontsize=9)
-    # longer than the layout expects, with free space at its right
+    # it may be wider than its column, as there is free space at its right
     legend.set_in_layout(False)

@@ -1,4 +1,4 @@
-"""How cost grows with the number of tokens."""
+"""The growth of cost with the number of tokens."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,13 +9,13 @@ from softline.errors import UserError
 from softline.measure.cases import Mode
 from softline.measure.measuring import Row
 
-# sizes smaller than this part of the largest are mostly overhead, which does not grow
+# below this fraction of the largest size, cost is mostly overhead, which does not grow
 FITTED_PART = 1 / 16
 
 
 @dataclass(frozen=True)
 class Fit:
-    """cost ~ tokens^exponent between two numbers of tokens."""
+    """A fit of cost ~ tokens^exponent between two numbers of tokens."""
 
     exponent: float
     first: int
@@ -24,7 +24,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Step:
-    """From one size to the next: what cost is multiplied by; None if it is not known."""
+    """Factors between the costs at one size and at the next; None where one of them is unknown."""
 
     first: str
     last: str
@@ -35,19 +35,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one case in one mode; None where fewer than two numbers of tokens were measured."""
+    """Growth of one case in one mode; None where fewer than two numbers of tokens were measured."""
 
     case: str
     mode: Mode
     time: Fit | None
     memory: Fit | None
     bytes_per_token: float | None
-    """Slope of the peak memory, by least squares over all sizes."""
+    """Slope of the peak memory, fitted by least squares over all sizes."""
     steps: tuple[Step, ...]
 
 
 def growths(rows: Sequence[Row]) -> list[Growth]:
-    """Of every case and mode that was measured at more than one size."""
+    """Fit the growth of every case and mode that was measured at more than one size."""
     keys = dict.fromkeys((row.case, row.mode) for row in rows)
     groups = {(case, mode): [row for row in rows if (row.case, row.mode) == (case, mode)] for case, mode in keys}
     return [_growth(case, mode, group) for (case, mode), group in groups.items() if len(group) > 1]
@@ -68,7 +68,7 @@ def _growth(case: str, mode: Mode, rows: Sequence[Row]) -> Growth:
 
 
 def _time_of(rows: Sequence[Row]) -> Callable[[Row], float | None]:
-    """Time beside the matrix product's where all rows have it; else, for cases without any product, milliseconds."""
+    """Return what gives a row's time: relative to the matrix product if all rows have that, else absolute."""
     timed = [row for row in rows if row.milliseconds is not None]
     if all(row.relative_time is not None for row in timed):
         return lambda row: row.relative_time
@@ -76,7 +76,7 @@ def _time_of(rows: Sequence[Row]) -> Callable[[Row], float | None]:
 
 
 def _fit(rows: Sequence[Row], cost: Callable[[Row], float | None]) -> Fit | None:
-    """Over the sizes of at least 1/16 of the largest that was measured, or over the two largest."""
+    """Fit over the sizes of at least 1/16 of the largest one measured, or over the two largest."""
     points = [(row.tokens, value) for row in rows if (value := cost(row))]
     large = [point for point in points if point[0] >= FITTED_PART * points[-1][0]]
     tokens, costs = zip(*(large if len(large) > 1 else points[-2:]), strict=True) if points else ((), ())
@@ -99,14 +99,14 @@ def _step(first: Row, last: Row, time: Callable[[Row], float | None]) -> Step:
 
 
 def growth_exponent(tokens: Sequence[int], costs: Sequence[float]) -> float:
-    """The p of cost ~ tokens^p, fitted by least squares on both logarithms: 1 is linear, 2 quadratic."""
+    """Fit the p of cost ~ tokens^p by least squares on both logarithms: 1 is linear, 2 quadratic."""
     if len(set(tokens)) < 2:
         raise UserError(f"an exponent needs at least 2 different sizes, got {len(set(tokens))}")
     return slope([math.log(t) for t in tokens], [math.log(c) for c in costs])
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of the straight line through the points with the least squared distance; at least two x must differ."""
+    """Return the slope of the least-squares line through the points; at least two x must differ."""
     x_mean, y_mean = sum(x) / len(x), sum(y) / len(y)
     covariance = sum((a - x_mean) * (b - y_mean) for a, b in zip(x, y, strict=True))
     return covariance / sum((a - x_mean) ** 2 for a in x)

@@ -1,4 +1,4 @@
-"""Measure cases: memory each in a process of its own, time in turns with a matrix product that tells the peak."""
+"""Measure cases: memory in a process of its own for each, time in turns with a matrix product as the reference."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,50 +14,49 @@ from softline.measure.memory import Memory
 from softline.measure.turns import Timing, take_turns
 
 Meter: TypeAlias = Callable[[Case, int, Mode, Setting], Memory | str]
-"""Memory of a case, or why it cannot be had."""
+"""Measures the memory of a case; returns a text if that fails."""
 
-# a name that no case has
+# no case has a name that starts with a space
 PRODUCT = " matrix product"
 PRODUCT_SIDE = 1024
-# far above what the clock and a call cost
+# far above the cost of a call and of reading the clock
 LEAST_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case at one size in one mode; None is what was not measured."""
+    """Costs of one case at one size in one mode; None for what was not measured."""
 
     case: str
     mode: Mode
     size: int
     label: str
-    """The size for people."""
+    """The size as tables print it."""
     tokens: int
     milliseconds: float | None = None
-    """Median of the rounds."""
+    """Median over the rounds."""
     spread: float | None = None
     """Half the distance between the rounds' quartiles, in milliseconds."""
     speedup: float | None = None
-    """How many times as fast as the baseline: the median of the rounds' ratios."""
+    """How many times as fast as the baseline: the median of the ratios within rounds."""
     macs: int | None = None
-    """Multiply-adds of matrix products and convolutions; of a training step forward and backward."""
+    """Multiply-adds of matrix products and convolutions; for a training step forward and backward."""
     gflops: float | None = None
-    """10^9 operations per second, two for each multiply-add."""
+    """10^9 operations per second, where a multiply-add is two operations."""
     share: float | None = None
-    """Of what the matrix product reaches in the same rounds, in float32 or in the dtype, whichever is faster."""
+    """Fraction of the matrix product's speed in the same rounds, in float32 or in the dtype, whichever is faster."""
     peak_bytes: int | None = None
-    """Most that the run held at once beyond weights and inputs."""
+    """Peak memory of the run, beyond weights and inputs."""
     process_bytes: int | None = None
-    """Most that its process held in all."""
+    """Peak memory of its process."""
     rounds: tuple[float, ...] = ()
-    """Milliseconds of each."""
+    """Milliseconds in each round."""
     failure: str | None = None
-    """Why it could not be measured."""
+    """The reason why it could not be measured."""
 
     @property
     def relative_time(self) -> float | None:
-        """Time in units of the matrix product in the same rounds: a machine that slows down between two sizes slows
-        down both."""
+        """Time in units of the matrix product of the same rounds, which cancels a slowdown of the whole machine."""
         return self.macs / self.share if self.macs and self.share else None
 
 
@@ -69,7 +68,7 @@ class Group:
     mode: Mode
     rows: tuple[Row, ...]
     peak_gflops: float | None
-    """Of the matrix product; None if nothing was timed."""
+    """Speed of the matrix product; None if nothing was timed."""
 
 
 def measure(
@@ -83,14 +82,14 @@ def measure(
     baseline: str | None = None,
     hear: Callable[[Row], None] = lambda row: None,
 ) -> Iterator[Group]:
-    """All cases at every size in every mode, smallest size first.
+    """Measure all cases at every size in every mode, smallest size first.
 
-    A case that fails is a row that says so; one whose memory could not be measured is not timed.
+    The row of a case that fails says why; a case whose memory could not be measured is not timed.
 
-    rounds: in each of them every case has its turn; 0 times nothing.
-    meter: measures memory; None leaves it out.
-    baseline: the case that speeds are compared with; the first unless given.
-    hear: is told every row as soon as something is known of it, and again when more is.
+    rounds: how often each case is timed, in turns; 0 does not time anything.
+    meter: measures memory; None does not.
+    baseline: the case that speeds are compared with; defaults to the first.
+    hear: receives each row as soon as its memory is known, and again when its time is.
     """
     for size in sorted(sizes):
         for case in cases:
@@ -145,10 +144,10 @@ def _with_time(row: Row, result: _Timed | str, base: _Timed | str | None, peak: 
 def _time(
     cases: Sequence[Case], size: int, mode: Mode, setting: Setting, rounds: int
 ) -> tuple[dict[str, _Timed | str], Timing]:
-    """What each case takes, or why it cannot be run, and what the faster matrix product takes between them."""
+    """Return the timing of each case, or why it cannot be run, and the timing of the faster matrix product."""
     if setting.compiled:
-        # graphs of other sizes would make this one's shapes dynamic, and too many of them end compilation silently
-        torch._dynamo.reset()
+        # graphs of other sizes would make this size's shapes dynamic, and too many of them silently end compilation
+        torch.compiler.reset()
     runs: dict[str, Callable[[], object]] = {}
     macs: dict[str, int] = {}
     failures: dict[str, _Timed | str] = {}
@@ -175,7 +174,7 @@ def _time(
 
 
 def _products(setting: Setting) -> dict[str, Callable[[], object]]:
-    """In float32, as operators may compute in it whatever the dtype, and in the dtype."""
+    """Return matrix products in the dtype and in float32, in which operators may compute whatever the dtype."""
     factor = torch.randn(PRODUCT_SIDE, PRODUCT_SIDE, device=setting.device)
     dtypes = dict.fromkeys(("float32", setting.dtype))
     return {f"{PRODUCT} {name}": _square(factor.to(DTYPES[name])) for name in dtypes}

@@ -1,8 +1,8 @@
 """Peak memory of one run, measured in a process of its own.
 
-The process first runs the case at a small size if it takes one, so that code pages and what libraries keep from their
-first use are there; then it returns all freed memory, resets the kernel's record of the peak, runs and reads it. On
-systems that cannot reset it, the first run is measured, with all of that in it.
+The process first runs the case at a small size, if it accepts one, to load code and to fill the caches of libraries.
+Then it returns all freed memory, resets the kernel's record of the peak, runs the case and reads the record. On systems
+that cannot reset the record, the first run is measured, caches included.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from softline.measure.failures import CASE_ERRORS, OUT_OF_MEMORY, failure_text
 
 GIB = 2**30
 SECONDS_TO_END = 10.0
-# tensors of so many bytes are returned to the system when they are freed
+# glibc returns blocks of at least this many bytes to the system when they are freed
 MMAP_THRESHOLD = 128 * 2**10
 M_MMAP_THRESHOLD = -3
 PR_SET_PDEATHSIG = 1
@@ -34,30 +34,30 @@ CGROUP = Path("/sys/fs/cgroup")
 
 class Memory(NamedTuple):
     peak_bytes: int
-    """Most that the run held at once, beyond what was there before: weights, inputs, libraries."""
+    """Peak of the run, beyond what was allocated before it: weights, inputs, libraries."""
     process_bytes: int | None
-    """Most that the process held at all."""
+    """Peak of the whole process."""
 
 
 @dataclass(frozen=True)
 class ProcessMeter:
-    """Measures a case in a fresh process.
+    """Measures a case in a new process.
 
-    limit: bytes that the process may take beyond what it has at its start; None sets no limit.
-    threads: of torch, in that process.
+    limit: bytes that the process may allocate beyond what it has at its start; None sets no limit.
+    threads: number of torch's threads in that process.
     """
 
     limit: int | None
     threads: int
 
     def __call__(self, case: Case, size: int, mode: Mode, setting: Setting) -> Memory | str:
-        """What was measured, or why nothing was."""
+        """Return the memory of the case, or why it could not be measured."""
         return in_process(_measure, case, size, mode, setting, limit=self.limit, threads=self.threads)
 
 
 def in_process(function: Callable[..., Any], *arguments: Any, limit: int | None = None, threads: int = 1) -> Any | str:
-    """The result of a module's function in a fresh process, or in one line why there is none."""
-    # forks of a process that has imported everything and run nothing start fast and share nothing with this one
+    """Call a module-level function in a new process; return its result, or one line that says why there is none."""
+    # forks of a server that has imported everything and run nothing start fast, and share no state with this process
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
@@ -65,11 +65,11 @@ def in_process(function: Callable[..., Any], *arguments: Any, limit: int | None 
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(theirs, function, arguments, limit, threads), daemon=True)
     process.start()
-    # only theirs is left, so that its death ends the pipe
+    # only the process holds their end now, so that its death closes the pipe
     theirs.close()
     try:
         result = ours.recv()
-        # to the end, so that it tidies up after itself
+        # let it clean up after itself
         process.join(SECONDS_TO_END)
         return result
     except (EOFError, ConnectionResetError):
@@ -90,7 +90,7 @@ def _ended(code: int | None) -> str:
 def _work(
     connection: "Connection[Any, Any]", function: Callable[..., Any], arguments: Any, limit: int | None, threads: int
 ) -> None:
-    # Ctrl-C reaches every process of a terminal: the one that started us decides
+    # Ctrl-C reaches every process of a terminal; the parent decides what happens
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     torch.set_num_threads(threads)
@@ -115,7 +115,7 @@ def _measure(case: Case, size: int, mode: Mode, setting: Setting) -> Memory:
 
 
 def measure_peak(run: Callable[[], object], warm_up: Callable[[], object]) -> Memory:
-    """Peak of this process while ``run`` runs, beyond what it holds; to be called once, early in a process."""
+    """Return the peak of this process during ``run``, beyond what it holds before; call it once, early in a process."""
     _return_freed_at_once()
     if _reset_peak():
         warm_up()
@@ -129,12 +129,12 @@ def measure_peak(run: Callable[[], object], warm_up: Callable[[], object]) -> Me
 
 
 def can_measure() -> bool:
-    """Whether this system tells a process's peak."""
+    """Return whether this system records the peak memory of a process."""
     return os.name == "posix"
 
 
 def available_memory() -> int | None:
-    """Bytes that processes can still get; None where the system does not say."""
+    """Return the bytes that processes can still allocate; None where the system does not say."""
     info = Path("/proc/meminfo")
     if not info.exists():
         return None
@@ -144,20 +144,20 @@ def available_memory() -> int | None:
 
 
 def _left_in_group() -> int | None:
-    """Bytes up to the limit of this process's control group; None if there is none."""
+    """Return the bytes left until the limit of this process's control group; None without a limit."""
     most, current, stat = (CGROUP / f"memory.{name}" for name in ("max", "current", "stat"))
     if not most.exists() or not (limit := most.read_text().strip()).isdigit():
         return None
     taken = int(current.read_text()) if current.exists() else 0
     for line in stat.read_text().splitlines() if stat.exists() else ():
         if line.startswith("inactive_file "):
-            # files that were read and that the kernel forgets as soon as memory is needed
+            # cached files, which the kernel drops as soon as memory is needed
             taken -= int(line.split()[1])
     return max(int(limit) - max(taken, 0), 0)
 
 
 def _status(key: str) -> int | None:
-    """Bytes that the kernel reports under this key; None if it does not."""
+    """Return the bytes that the kernel reports under this key; None if it does not."""
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():
@@ -177,13 +177,13 @@ def _peak_bytes() -> int:
 
 
 def _reset_peak() -> bool:
-    """Make the peak what the process holds now; False where the system cannot."""
+    """Reset the recorded peak to what the process holds now; return False where the system cannot."""
     gc.collect()
     if sys.platform != "linux":
         return False
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
-        # what glibc has freed and kept would hide as much growth
+        # memory that glibc has freed but kept would hide as much growth
         trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -193,7 +193,7 @@ def _reset_peak() -> bool:
 
 
 def _return_freed_at_once() -> None:
-    """The peak is then what is held at once, not what glibc keeps of it for later."""
+    """Make glibc return freed memory at once, so that the peak does not contain what it keeps for later."""
     if sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -202,7 +202,7 @@ def _return_freed_at_once() -> None:
 
 
 def _die_with_parent() -> None:
-    """A measurement that is killed leaves no process behind that goes on computing."""
+    """End this process when its parent ends, so that a killed measurement leaves nothing running."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

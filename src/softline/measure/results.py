@@ -1,4 +1,4 @@
-"""The results of one `softline bench` command as plain data, whole after every row."""
+"""The results of one `softline bench` command as plain data, complete after every row."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ from softline.measure.measuring import Group, Row
 
 @dataclass
 class Results:
-    """Grows while the command runs.
+    """Collects rows while the command runs.
 
-    kind: ops, layers, models or memory.
-    command: what was typed.
-    options: what all rows share: batch, dtype, ...
+    kind: ops, layers, models, sequences or memory.
+    command: the command as typed.
+    options: what all rows have in common: batch, dtype, ...
     """
 
     kind: str
@@ -31,7 +31,7 @@ class Results:
         return list(self._rows.values())
 
     def hear(self, row: Row) -> None:
-        """Take what is known of a row now."""
+        """Add a row, or replace it by one that holds more."""
         self._rows[row.case, row.mode, row.size] = row
 
     def end_group(self, group: Group) -> None:
@@ -42,7 +42,7 @@ class Results:
         return growths(self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, strings, lists and dictionaries."""
+        """Return plain numbers, strings, lists and dictionaries."""
         return {
             "kind": self.kind,
             "command": self.command,

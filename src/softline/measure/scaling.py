@@ -1,4 +1,4 @@
-"""How one attention layer's cost grows with the image, as the quick start's report shows it."""
+"""The cost of one attention layer on growing images, for the report of the quick start."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from softline.measure.memory import Memory
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """One attention at one image size, forward pass, batch 1."""
+    """Cost of one attention layer at one image size: a forward pass with batch size 1."""
 
     image_size: int
     tokens: int
@@ -20,13 +20,13 @@ class ScalingRow:
     milliseconds: float
     macs: int
     peak_bytes: int
-    """Of tensors, counted: a layer on a small image takes too little to be seen in a process."""
+    """Counted bytes of tensors: a layer on a small image takes too little to measure it in a process."""
 
 
 def measure_scaling(
     attentions: Sequence[str], image_sizes: Sequence[int], *, rounds: int = 3
 ) -> Iterator[list[ScalingRow]]:
-    """Cost of each attention layer on square images, one list of rows for each image size, smallest first."""
+    """Measure each attention layer on square images; yield one list of rows for each image size, smallest first."""
     cases = [LayerCase(name) for name in attentions]
     for group in measure(cases, image_sizes, rounds=rounds, meter=_count_tensors):
         yield [_scaling_row(row) for row in group.rows]

@@ -1,4 +1,4 @@
-"""Time several things fairly."""
+"""Timing several functions in turns, so that noise of the machine affects all of them."""
 
 import math
 import time
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-# a turn of something short is repeated up to so often
+# most calls within one turn of a short function
 MOST_REPEATS = 200
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call, in each round."""
+    """Seconds of one call in each round."""
 
     seconds: tuple[float, ...]
 
@@ -23,14 +23,14 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles of the rounds; 0 for a single one."""
+        """Half the distance between the quartiles of the rounds; 0 for a single round."""
         if len(self.seconds) < 2:
             return 0.0
         low, _, high = quantiles(self.seconds, n=4, method="inclusive")
         return (high - low) / 2
 
     def ratio_to(self, other: "Timing") -> float:
-        """How often this fits into the other: the median of the rounds' ratios, as a round shares its noise."""
+        """Return how many times as fast as the other this is: the median of the ratios within rounds."""
         return median(theirs / max(mine, 1e-12) for mine, theirs in zip(self.seconds, other.seconds, strict=True))
 
 
@@ -42,12 +42,12 @@ def take_turns(
     warm_ups: int = 1,
     least_seconds: float = 0.0,
 ) -> dict[str, Timing]:
-    """Times of each run over the rounds, after ``warm_ups`` that do not count.
+    """Time each function in every round, after ``warm_ups`` rounds that do not count.
 
-    They take turns within a round, so that a busy moment of the machine meets all of them.
+    The functions take turns within a round, so that a busy moment of the machine affects all of them.
 
-    wait: called before the clock is read, for devices that compute in the background.
-    least_seconds: a turn repeats its run until it takes about so long, so that the clock does not matter.
+    wait: called before the clock is read, for devices that compute asynchronously.
+    least_seconds: a turn repeats its function until it takes about this long, so that reading the clock is negligible.
     """
     repeats = dict.fromkeys(runs, 1)
     for _ in range(warm_ups):

@@ -1,7 +1,7 @@
 """Attention operators as pure functions of tensors [B, H, N, D]: batch, heads, tokens, head dimension.
 
-Each file holds one operator: its definition as explicit weights, its fast form and, where it has low rank, the
-factors whose product is the weights.
+Each file holds one operator: its definition as explicit weights, its fast form and, for low-rank operators, the factors
+whose product is the weights.
 """
 
 from softline.ops.efficient import efficient_attention, efficient_factors, efficient_weights

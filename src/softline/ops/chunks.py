@@ -1,7 +1,7 @@
-"""Eager execution without gradients: work in place, and on a few tokens at a time.
+"""In-place and chunked computation, for eager execution without gradients.
 
-A compiled, exported or traced graph serves every number of tokens, and its compiler fuses the steps itself: there all
-tokens are one chunk and nothing is written in place.
+A compiled, exported or traced graph serves any number of tokens and its compiler fuses the steps: there all tokens form
+one chunk and nothing is computed in place.
 """
 
 import torch
@@ -9,27 +9,27 @@ from torch import Tensor
 
 
 def is_traced() -> bool:
-    """Whether the operations become a graph rather than being executed one by one."""
+    """Whether operations are being recorded in a graph instead of executed one by one."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def may_overwrite() -> bool:
-    """Whether intermediate results may be computed in place: no gradient needs them, no compiler removes them."""
+    """Whether intermediate results may be overwritten: no gradient needs them, and no compiler optimises them away."""
     return not torch.is_grad_enabled() and not is_traced()
 
 
 def add_to(fresh: Tensor, other: Tensor) -> Tensor:
-    """fresh + other; ``fresh`` must be the caller's own, just computed, as its memory may take the sum."""
+    """fresh + other; ``fresh`` may be overwritten, so nothing else may use it."""
     return fresh.add_(other) if may_overwrite() else fresh + other
 
 
 def multiply_by(fresh: Tensor, other: Tensor | float) -> Tensor:
-    """fresh * other; ``fresh`` must be the caller's own, just computed, as its memory may take the product."""
+    """fresh * other; ``fresh`` may be overwritten, so nothing else may use it."""
     return fresh.mul_(other) if may_overwrite() else fresh * other
 
 
 def token_chunks(tokens: int, size: int) -> list[slice]:
-    """Slices that cut ``tokens`` into chunks of ``size``; at least one."""
+    """Slices that cut ``tokens`` into chunks of ``size``; always at least one slice."""
     if is_traced():
         return [slice(None)]
     return [slice(first, min(first + size, tokens)) for first in range(0, max(tokens, 1), size)]

@@ -1,6 +1,6 @@
 """Efficient attention: Attention with Linear Complexities (https://arxiv.org/abs/1812.01243).
 
-Softmax of each query over its channels, of each key channel over the tokens: softmax_D(q) softmax_N(k)^T v.
+Queries are normalised by a softmax over the channels, keys by one over the tokens: softmax_D(q) softmax_N(k)^T v.
 """
 
 from torch import Tensor

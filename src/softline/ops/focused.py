@@ -1,7 +1,7 @@
 """Focused linear attention: FLatten Transformer (https://arxiv.org/abs/2308.00442).
 
-Linear attention with phi(x) = |y| / |y^p| y^p, y = relu(x) + 1e-6: same length, direction sharpened by the power p.
-As in the authors' code, lengths are taken over all channels of a token.
+Linear attention with phi(x) = |y| / |y^p| y^p, y = relu(x) + 1e-6: the norm stays, the power p sharpens the direction.
+As in the authors' code, norms are taken over all channels of a token.
 """
 
 import torch.nn.functional as F
@@ -44,7 +44,7 @@ def _features(q: Tensor, k: Tensor, power: float, key_mask: Tensor | None) -> tu
 
 def _focus(x: Tensor, power: float) -> Tensor:
     y = F.relu(x) + 1e-6
-    # relative to the largest channel, so that no power overflows or vanishes; the factor cancels
+    # divided by the largest channel, so that no power overflows or underflows; the factor cancels
     sharp = (y / y.detach().amax((1, 3), keepdim=True)) ** power
     return sharp * (_length(y) / _length(sharp))
 

@@ -26,9 +26,9 @@ from softline.ops.inputs import (
 def gaussian_kernel(x: Tensor, y: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
     """exp(-scale/2 * ||x_i - y_j||^2) by one matrix product: x [..., N, D], y [..., M, D] -> [..., N, M].
 
-    mask: bool [B, M] of rows of y [B, H, M, D] that are real, for the precision of their part of the result.
+    mask: bool [B, M], True for real rows of y [B, H, M, D]; the others are left out of the centre.
     """
-    # distances ignore a common shift; around the centre of y, |x|^2 + |y|^2 - 2 x.y cancels least
+    # distances are invariant to a common shift; around the centre of y, |x|^2 + |y|^2 - 2 x.y cancels least
     centre = (y.sum(-2, keepdim=True) / count_tokens(y.shape[-2], mask, y.dtype)).detach()
     return power_of_two(left_factor(x, centre, scale) @ right_factor(y, centre, scale).mT)
 
@@ -36,7 +36,7 @@ def gaussian_kernel(x: Tensor, y: Tensor, *, scale: float, mask: Tensor | None =
 def left_factor(x: Tensor, centre: Tensor, scale: float) -> Tensor:
     """[s x, -s/2 |x|^2, 1] with s = scale * log2(e): [..., D + 2].
 
-    Its product with `right_factor` is the exponent of 2 in exp(-scale/2 ||x - y||^2); powers of 2 cost half those of e.
+    Its product with `right_factor` is the exponent in exp(-scale/2 ||x - y||^2) = 2^exponent; exp2 costs half of exp.
     """
     x = x - centre
     scale *= math.log2(math.e)
@@ -56,7 +56,7 @@ def right_factor(y: Tensor, centre: Tensor, scale: float) -> Tensor:
 
 def _right_factor_in_place(y: Tensor, centre: Tensor, scale: float) -> Tensor:
     """[y, 1, -scale/2 |y|^2] without intermediate tensors as large as y."""
-    # of a difference, so that it is a batch if one of the two is (torch.func.vmap)
+    # allocated from a difference, so that it is batched under torch.func.vmap if either operand is
     factor = (y[..., :1, :] - centre).new_empty(*y.shape[:-1], y.shape[-1] + 2)
     shifted = factor[..., :-2]
     shifted.copy_(y)
@@ -67,8 +67,8 @@ def _right_factor_in_place(y: Tensor, centre: Tensor, scale: float) -> Tensor:
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
-    """2 to the power of minus squared distances, which are computed anew for this alone."""
-    # a squared distance is never negative: what is left above 0 is rounding
+    """2^exponents for negative squared distances; ``exponents`` may be overwritten."""
+    # a squared distance is never negative, so an exponent above 0 is a rounding error
     return exponents.clamp_max_(0).exp2_() if may_overwrite() else exponents.clamp(max=0).exp2()
 
 
@@ -76,7 +76,7 @@ def power_of_two(exponents: Tensor) -> Tensor:
 def gaussian_weights(q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
     """Kernel matrix S [B, H, N, N] of queries and keys [B, H, N, D].
 
-    rows: tokens [R] whose weights alone are computed: [B, H, R, N].
+    rows: compute only the rows of these tokens [R]: [B, H, R, N].
     """
     check_alike(q, k=k)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)

@@ -1,7 +1,7 @@
 """Hydra attention: Efficient Attention with Many Heads (https://arxiv.org/abs/2209.07484).
 
-As many heads as channels: with q and k of unit length over all channels of a token, channel c has the weights
-q_ic k_jc, and the output is q * sum_j (k_j * v_j). The head axis of the inputs carries no meaning here.
+There are as many heads as channels: with q and k normalised over all channels of a token, channel c has the weights
+q_ic k_jc, and the output is q * sum_j (k_j * v_j). The head axis of the inputs has no meaning here.
 """
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from softline.ops.inputs import check_alike, check_mask, finish, narrow, prepare
 
 @without_autocast
 def hydra_weights(q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-    """The definition: weights [B, H * D, N, N] of queries and keys [B, H, N, D], one map for each channel."""
+    """The definition: weights [B, H * D, N, N] of queries and keys [B, H, N, D], one map per channel."""
     left, right = _factors(q, k, key_mask)
     return narrow(left @ right, q.dtype)
 
@@ -29,7 +29,7 @@ def hydra_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None 
     check_alike(q, k=k, v=v)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     if v.shape != q.shape:
-        raise UserError(f"v must have the shape of q {tuple(q.shape)}: channels are heads; got {tuple(v.shape)}")
+        raise UserError(f"v must have the shape of q {tuple(q.shape)} (channels are heads), got {tuple(v.shape)}")
     state = (unit_length(prepare(k, key_mask), (1, 3)) * prepare(v, key_mask)).sum(-2, keepdim=True)  # [B, H, 1, D]
     return finish(unit_length(prepare(q, key_mask), (1, 3)) * state, v.dtype, key_mask)
 

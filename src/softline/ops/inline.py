@@ -1,7 +1,7 @@
 """InLine attention: Bridging the Divide, Reconsidering Softmax and Linear Attention (https://arxiv.org/abs/2412.06590).
 
-weights = scores - mean(scores) + 1/N: rows sum to 1 by subtraction where linear attention divides, so that queries of
-one direction and different length keep different weights. Linear in N because
+weights = scores - mean(scores) + 1/N: rows sum to 1 by subtraction instead of linear attention's division, so that
+queries with the same direction and different norms have different weights. Linear in N because
     sum_j weights_ij v_j = mean(v) + scale * q_i^T sum_j k_j (v_j - mean(v))^T.
 """
 
@@ -29,7 +29,7 @@ from softline.ops.inputs import (
 
 @without_autocast
 def inline_weights(q: Tensor, k: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None) -> Tensor:
-    """The definition: weights [B, H, N, N] of queries and keys [B, H, N, D]. They sum to 1 and may be negative."""
+    """The definition: weights [B, H, N, N] of queries and keys [B, H, N, D]; rows sum to 1, weights may be negative."""
     check_alike(q, k=k)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     return narrow(_weights(q, k, scale, key_mask), q.dtype)
@@ -63,11 +63,11 @@ def inline_attention(
 ) -> Tensor:
     """InLine attention, linear in the number of tokens.
 
-    q, k: queries and keys, feature map already applied [B, H, N, D].
+    q, k: queries and keys after the feature map [B, H, N, D].
     v: values [B, H, N, Dv].
-    scale: factor of the similarities; D^-0.5 / N unless given, N counting real tokens only.
+    scale: factor of the similarities; defaults to D^-0.5 / N, where N counts real tokens only.
     key_mask: bool [B, N], True = real token.
-    impl: "linear" sums keys and values first; "explicit" goes through the N x N weights; "auto" picks "linear".
+    impl: "linear" multiplies keys and values first; "explicit" computes the N x N weights; "auto" is "linear".
 
     Half-precision inputs are computed in float32.
     """
@@ -83,7 +83,7 @@ def inline_attention(
 
 
 class _InlineLinear(torch.autograd.Function):
-    """mean(v) + scale q C with C = k^T (v - mean(v)), of which only q, k and v are kept for the backward pass.
+    """mean(v) + scale q C with C = k^T (v - mean(v)); saves only q, k and v for the backward pass.
 
     For an incoming gradient g: dC = scale q^T g, dq = scale g C^T, dk = (v - mean(v)) dC^T,
     dv = (k - mean(k)) dC + mean(g).
@@ -95,7 +95,7 @@ class _InlineLinear(torch.autograd.Function):
     def forward(q: Tensor, k: Tensor, v: Tensor, scale: float | None, key_mask: Tensor | None) -> Tensor:
         n = count_tokens(q.shape[2], key_mask, widen(q).dtype)
         values, mean = _centre(v, n, key_mask)
-        # centred before the product: the state holds covariances, not large sums that cancel later
+        # centred before the product, so that the state holds covariances and not large sums that cancel later
         state = prepare(k, key_mask).mT @ values  # [B, H, D, Dv]
         return finish(add_to(prepare(q, key_mask) @ (_scale(q, scale, n) * state), mean), v.dtype, key_mask)
 
@@ -117,12 +117,12 @@ class _InlineLinear(torch.autograd.Function):
         d_q = grad @ (scale * state).mT
         d_k = values @ d_state.mT
         d_v = add_to(keys @ d_state, grad.sum(-2, keepdim=True) / n)
-        # no saturation: a gradient that overflows must be seen to
+        # no saturation: an overflowing gradient must stay visible
         return (*(hide(d, key_mask).to(x.dtype) for d, x in ((d_q, q), (d_k, k), (d_v, v))), None, None)
 
 
 def _centre(x: Tensor, n: int | Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x [B, H, N, D] less its mean over the n real tokens, and that mean [B, H, 1, D]; masked tokens stay 0."""
+    """x [B, H, N, D] minus its mean over the n real tokens, and that mean [B, H, 1, D]; masked tokens stay 0."""
     x = prepare(x, key_mask)
     mean = x.sum(-2, keepdim=True) / n
     return hide(x - mean, key_mask), mean
@@ -131,7 +131,7 @@ def _centre(x: Tensor, n: int | Tensor, key_mask: Tensor | None) -> tuple[Tensor
 def _weights(q: Tensor, k: Tensor, scale: float | None, key_mask: Tensor | None) -> Tensor:
     q, k = prepare(q, key_mask), prepare(k, key_mask)
     n = count_tokens(q.shape[2], key_mask, q.dtype)
-    scores = _scale(q, scale, n) * q @ k.mT  # a masked key scores 0 and leaves the sum alone
+    scores = _scale(q, scale, n) * q @ k.mT  # a masked key has score 0 and does not change the sum
     weights = scores - scores.sum(-1, keepdim=True) / n + 1 / n
     return hide_pairs(weights, key_mask, key_mask)
 

@@ -1,8 +1,8 @@
-"""What every operator does first and last: check its tensors, widen them, hide masked tokens.
+"""Steps shared by all operators: checking their tensors, widening them, masking tokens.
 
-Precision: float16 and bfloat16 inputs are widened to float32 and autocast is off inside an operator, because sums
-over thousands of tokens, squared distances and inverses do not survive in half precision. The result returns in the
-dtype of the values; a float16 result beyond +-65504 saturates there instead of becoming infinite.
+Precision: float16 and bfloat16 inputs are widened to float32 and autocast is disabled inside an operator, because sums
+over thousands of tokens, squared distances and inverses are too inaccurate in half precision. The result has the dtype
+of the values; a float16 result beyond +-65504 saturates there instead of becoming infinite.
 """
 
 import functools
@@ -17,15 +17,12 @@ from softline.errors import UserError
 
 Impl = Literal["auto", "linear", "explicit"]
 
-
 P = ParamSpec("P")
-
-
 R = TypeVar("R")
 
 
 def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
-    """Run ``function`` with autocast off on the device of its first tensor."""
+    """Run ``function`` with autocast disabled on the device of its first tensor."""
 
     @functools.wraps(function)
     def run(*args: P.args, **options: P.kwargs) -> R:
@@ -50,7 +47,7 @@ def check_tensor(name: str, tensor: Tensor) -> None:
 
 
 def check_alike(q: Tensor, **others: Tensor | None) -> None:
-    """Every other tensor shares batch, heads, dtype and device with ``q``; ``k`` its whole shape, ``v`` its tokens."""
+    """Check that the others share batch, heads, dtype and device with q; k also its shape, v its number of tokens."""
     check_tensor("q", q)
     for name, other in others.items():
         if other is None:
@@ -84,7 +81,7 @@ def check_mask(name: str, mask: Tensor | None, batch: int, tokens: int, device: 
 
 
 def seeded(seed: int | None) -> torch.Generator | None:
-    """A CPU generator that starts from ``seed``; None is torch's global one."""
+    """A CPU generator seeded with ``seed``; None stands for torch's global generator."""
     if seed is None:
         return None
     check_integer("seed", seed, 0)
@@ -92,13 +89,13 @@ def seeded(seed: int | None) -> torch.Generator | None:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """float16 and bfloat16 become float32; wider types stay."""
+    """Convert float16 and bfloat16 to float32; wider types are unchanged."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def hide(tensor: Tensor, mask: Tensor | None) -> Tensor:
     """Zero the rows of masked tokens: ``tensor`` is [B, H, N, D], ``mask`` is [B, N]."""
-    # a fill, not a product: padding may hold NaN, and 0 * NaN is NaN
+    # a fill and not a product: padding may hold NaN, and 0 * NaN is NaN
     return tensor if mask is None else tensor.masked_fill(~mask[:, None, :, None], 0)
 
 
@@ -107,19 +104,19 @@ def prepare(tensor: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def take_rows(tensor: Tensor, rows: Tensor | None) -> Tensor:
-    """The tokens ``rows`` [R] of a tensor [B, H, N, D]; all of them for None."""
+    """The tokens ``rows`` [R] of a tensor [B, H, N, D]; None takes all."""
     return tensor if rows is None else tensor.index_select(-2, rows)
 
 
 def hide_rows(weights: Tensor, mask: Tensor | None, rows: Tensor | None) -> Tensor:
-    """Zero the rows of masked queries in weights [B, H, R, N], whose rows are the tokens ``rows`` [R], or all."""
+    """Zero the rows of masked queries in weights [B, H, R, N] of the tokens ``rows`` [R]; None stands for all."""
     return hide(weights, mask if mask is None or rows is None else mask.index_select(-1, rows))
 
 
 def hide_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Push the columns of masked keys to the lowest finite score: ``scores`` is [B, H, N, M], ``mask`` is [B, M].
+    """Set the columns of masked keys to the lowest finite score: ``scores`` is [B, H, N, M], ``mask`` is [B, M].
 
-    Finite, so that a row without any real key has a softmax and a gradient; the caller zeroes such rows.
+    The score is finite so that a row without any real key has a softmax and a gradient; the caller zeroes such rows.
     """
     if mask is None:
         return scores
@@ -127,17 +124,17 @@ def hide_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def finish(result: Tensor, dtype: torch.dtype, key_mask: Tensor | None) -> Tensor:
-    """Zero the rows of masked tokens and return to the caller's dtype."""
+    """Zero the rows of masked tokens and convert to the caller's dtype."""
     return narrow(hide(result, key_mask), dtype)
 
 
 def narrow(result: Tensor, dtype: torch.dtype) -> Tensor:
-    """Back to the caller's dtype, saturating in float16."""
+    """Convert to the caller's dtype, saturating in float16."""
     return saturate(result, dtype).to(dtype)
 
 
 def saturate(result: Tensor, dtype: torch.dtype) -> Tensor:
-    """Keep what is to be float16 within +-65504, so that it is not infinite there; other dtypes stay as they are."""
+    """Clamp a result that will become float16 to +-65504, so that it stays finite; no-op for other dtypes."""
     if dtype != torch.float16:
         return result
     limit = torch.finfo(dtype).max
@@ -145,21 +142,21 @@ def saturate(result: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """``numerator / denominator``; 0 where the denominator is exactly 0, as for a token that sees no key."""
+    """``numerator / denominator``; 0 where the denominator is exactly 0, as for a token without any key."""
     empty = denominator == 0
     quotient = numerator / denominator.masked_fill(empty, 1)
     return quotient.masked_fill(empty, 0)
 
 
 def count_tokens(tokens: int, key_mask: Tensor | None, dtype: torch.dtype) -> int | Tensor:
-    """How many real tokens each sample has: a number, or [B, 1, 1, 1] with a mask (at least 1, to divide by)."""
+    """Number of real tokens: an int, or one per sample [B, 1, 1, 1] with a mask (at least 1, safe to divide by)."""
     if key_mask is None:
         return tokens
     return key_mask.sum(-1).clamp(min=1).to(dtype)[:, None, None, None]
 
 
 def unit_length(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """x divided by its length over ``dims``; a zero vector stays zero, with a zero gradient."""
+    """x divided by its norm over ``dims``; a zero vector stays zero, with a zero gradient."""
     square = x.square().sum(dims, keepdim=True)
-    # the root of 0 has no gradient
+    # the square root has no finite gradient at 0
     return x / square.masked_fill(square == 0, 1).sqrt()

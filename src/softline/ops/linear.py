@@ -55,8 +55,8 @@ def linear_attention(
 ) -> Tensor:
     """Linear attention of q, k, v [B, H, N, D]; half-precision inputs are computed in float32.
 
-    feature_map: "elu" (elu + 1), "relu", "leaky_relu", "identity" or "exp". The sign-indefinite ones can make the
-    denominator vanish: that is theirs, not rounding. A denominator of exactly 0 yields 0.
+    feature_map: "elu" (elu + 1), "relu", "leaky_relu", "identity" or "exp". With "leaky_relu" and "identity", which
+        can be negative, the denominator may vanish; a denominator of exactly 0 yields 0.
     """
     check_alike(q, k=k, v=v)
     phi_q, phi_k = _features(q, k, feature_map, key_mask)
@@ -74,8 +74,8 @@ def kernel_factors(phi_q: Tensor, phi_k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kernel_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
-    """The same weights applied to v [B, H, N, Dv] in linear time."""
-    # rows sum to 1, so that values count from any origin; from their mean the least is lost to cancellation
+    """Apply the weights of `kernel_weights` to v [B, H, N, Dv] in linear time."""
+    # rows sum to 1, so the values may be shifted; centred on their mean the least is lost to cancellation
     mean = v.mean(-2, keepdim=True).detach()
     state = phi_k.mT @ (v - mean)  # [B, H, R, Dv]
     total = phi_q @ phi_k.sum(-2).unsqueeze(-1)  # [B, H, N, 1]
@@ -88,7 +88,7 @@ def _features(q: Tensor, k: Tensor, feature_map: str, key_mask: Tensor | None) -
     check_option("feature_map", feature_map, FEATURE_MAPS)
     q, k = prepare(q, key_mask), prepare(k, key_mask)
     if feature_map == "exp":
-        # exp(q + k) without overflow: each channel's largest key moves to the queries, where a factor per query cancels
+        # avoids overflow: each channel's largest key moves to the queries, where a factor per query cancels
         largest = hide_scores(k.detach().mT, key_mask).amax(-1).unsqueeze(-2)  # [B, H, 1, D]
         q, k = q + largest, k - largest
         q = q - q.detach().amax(-1, keepdim=True)

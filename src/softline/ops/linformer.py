@@ -54,8 +54,9 @@ def linformer_attention(
 ) -> Tensor:
     """Linformer attention of q, k, v [B, H, N, D].
 
-    key_projection, value_projection: E and F [R, N_max]; N tokens use the first N columns, more than N_max are
-    refused. Half-precision inputs are computed in float32.
+    key_projection, value_projection: E and F [R, N_max]; N tokens use the first N columns, and N must not exceed N_max.
+
+    Half-precision inputs are computed in float32.
     """
     check_alike(q, k=k, v=v)
     keys, right = _projected(q, k, key_projection, value_projection, key_mask)
@@ -82,7 +83,7 @@ def _projected(
     tokens = q.shape[2]
     for name, projection in (("key_projection", key_projection), ("value_projection", value_projection)):
         if projection.ndim != 2 or projection.shape != key_projection.shape:
-            raise UserError(f"{name} must have shape [R, N_max], equal for both, got {tuple(projection.shape)}")
+            raise UserError(f"{name} must have shape [R, N_max], the same for both, got {tuple(projection.shape)}")
         if tokens > projection.shape[1]:
             raise UserError(
                 f"the learned Linformer projection covers at most {projection.shape[1]} tokens, got {tokens}"
@@ -93,7 +94,7 @@ def _projected(
 
 
 def _columns(projection: Tensor, tokens: int, key_mask: Tensor | None) -> Tensor:
-    """The columns of N tokens [R, N]; with a mask [B, 1, R, N]: real tokens take the first ones in order."""
+    """The columns for N tokens [R, N]; with a mask [B, 1, R, N], where the real tokens use the first columns."""
     if key_mask is None:
         return projection[:, :tokens]
     place = (key_mask.cumsum(-1) - 1).clamp(min=0)  # [B, N]

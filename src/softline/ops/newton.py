@@ -1,13 +1,13 @@
 """Newton-Raphson pseudo-inverse of symmetric positive semi-definite matrices: Algorithm 2 of SOFT.
 
 A_0 = alpha A, A_k = 2 A_{k-1} - A_{k-1} A A_{k-1}. After T steps an eigenvalue l of A has become
-(1 - (1 - alpha l^2)^(2^T)) / l: directions with alpha l^2 2^T << 1 are left out rather than blown up.
+(1 - (1 - alpha l^2)^(2^T)) / l: directions with alpha l^2 2^T << 1 are suppressed instead of amplified.
 
 Deviations from the paper:
-- alpha is chosen for each matrix on its own, so no sample depends on its neighbours in the batch.
-- alpha = 2 / ||A||_1^2 lies on the edge of convergence when ||A||_1 is itself an eigenvalue (one landmark, identical
-  ones, or ones far apart): there 1 - alpha l^2 = -1 and the iteration collapses to 0. Such matrices start at half.
-- "halving" stops at 1.01 and after 10 halvings as the released code does: the paper's bound of 1 cannot always be met.
+- alpha is chosen per matrix, so that no sample depends on the others in its batch.
+- alpha = 2 / ||A||_1^2 is on the edge of convergence if ||A||_1 is itself an eigenvalue (a single landmark, identical
+  ones, or distant ones): there 1 - alpha l^2 = -1 and the iteration collapses to 0. Such matrices start at half of it.
+- "halving" stops at 1.01 and after 10 halvings, as the released code does: the paper's bound of 1 cannot always be met.
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -23,7 +23,7 @@ NewtonStart = Literal["norm", "halving"]
 
 HALVING_BOUND = 1.01
 MAX_HALVINGS = 10
-# the start is safe while alpha l_max^2 < 2; ||A^2||_1 >= l_max^2 tells how close it is
+# the iteration converges if alpha l_max^2 < 2, and ||A^2||_1 >= l_max^2 is an upper bound
 EDGE = 0.99
 
 
@@ -36,14 +36,14 @@ class NewtonResult(NamedTuple):
 
 @without_autocast
 def newton_inverse(A: Tensor, *, iterations: int = 20, start: NewtonStart = "norm") -> NewtonResult:
-    """Pseudo-inverse of each symmetric positive semi-definite matrix in A [..., m, m], and how well it inverts.
+    """Pseudo-inverse of each symmetric positive semi-definite matrix in A [..., m, m], and its residual.
 
-    iterations: Newton steps T; each doubles the number of correct digits once it converges. About 20 are useful in
-        float32: many more amplify the rounding of a nearly singular A.
-    start: "norm" is alpha = 2 / ||A||_1^2; "halving" halves that until ||I - alpha A^2||_1 <= 1.01.
+    iterations: Newton steps T; each doubles the number of correct digits once the iteration converges. About 20 are
+        useful in float32: many more amplify the rounding error of a nearly singular A.
+    start: "norm" is alpha = 2 / ||A||_1^2; "halving" halves it until ||I - alpha A^2||_1 <= 1.01.
 
-    The gradient is that of a matrix inverse, evaluated at the last iterate (Eq. 12): nothing is back-propagated
-    through the iterations. Half-precision inputs are inverted in float32.
+    The gradient is that of a matrix inverse, evaluated at the last iterate (Eq. 12): nothing is backpropagated through
+    the iterations. Half-precision inputs are inverted in float32.
     """
     check_newton(iterations, start)
     if A.ndim < 2 or A.shape[-1] != A.shape[-2] or A.shape[-1] == 0 or not A.is_floating_point():
@@ -76,7 +76,7 @@ class _OneStepInverse(torch.autograd.Function):
 
     @staticmethod
     def forward(A: Tensor, iterations: int, start: NewtonStart) -> Tensor:
-        # scaled to ||A||_1 = 1, which changes nothing but the range of the numbers
+        # scaled to ||A||_1 = 1, which only changes the range of the numbers
         norm = _one_norm(A)
         inverse, negative = _begin(A / norm, start)
         for _ in range(iterations):
@@ -94,7 +94,7 @@ class _OneStepInverse(torch.autograd.Function):
 
 
 def _begin(A: Tensor, start: NewtonStart) -> tuple[Tensor, Tensor]:
-    """A_0 and -A, batches of matrices [..., m, m] as one [B, m, m]."""
+    """A_0 and -A, with all batch dimensions of A [..., m, m] flattened to one: [B, m, m]."""
     inverse = newton_alpha(A, start) * A
     return inverse.reshape(-1, *A.shape[-2:]), -A.reshape(-1, *A.shape[-2:])
 
@@ -108,8 +108,8 @@ def _step(inverse: Tensor, negative: Tensor) -> Tensor:
 def newton_residuals(A: Tensor, *, iterations: int = 35, start: NewtonStart = "norm") -> Tensor:
     """||A A_k A - A||_2 / ||A||_2 after k = 0, 1, ... steps [iterations + 1, ...]: Fig. 5 of SOFT.
 
-    The steps are those of `newton_inverse`, in the precision of A (float32 for half precision); how good they are is
-    measured in float64. Infinite where the iterate has left the range of its numbers, as it may after a hundred steps.
+    The steps are those of `newton_inverse`, in the precision of A (float32 for half precision); the residuals are
+    computed in float64. They are infinite once the iterate has overflowed, as it may after a hundred steps.
     """
     check_newton(iterations, start)
     scaled = widen(A) / _one_norm(widen(A))
@@ -123,20 +123,20 @@ def newton_residuals(A: Tensor, *, iterations: int = 35, start: NewtonStart = "n
 
 
 def _symmetric_norm(A: Tensor) -> Tensor:
-    """||A||_2 of matrices that are symmetric but for rounding [..., m, m] -> [...]; infinite if not all are finite."""
+    """||A||_2 of matrices that are symmetric up to rounding [..., m, m] -> [...]; infinite for non-finite ones."""
     broken = ~A.isfinite().all(-1).all(-1)
     whole = ((A + A.mT) / 2).masked_fill(broken[..., None, None], 0)
     return torch.linalg.eigvalsh(whole).abs().amax(-1).masked_fill(broken, torch.inf)
 
 
 def _one_norm(A: Tensor) -> Tensor:
-    """||A||_1 [..., 1, 1]; 1 for a matrix of zeros."""
+    """||A||_1 [..., 1, 1]; 1 for a zero matrix."""
     norm = A.abs().sum(-2).amax(-1)[..., None, None]
     return norm.masked_fill(norm == 0, 1)
 
 
 def newton_alpha(A: Tensor, start: NewtonStart) -> Tensor:
-    """The scalar alpha [..., 1, 1] that starts each matrix of A [..., m, m]."""
+    """The initial factor alpha [..., 1, 1] of each matrix in A [..., m, m]."""
     norm = _one_norm(A)
     square = A @ A
     column_sums = square.abs().sum(-2, keepdim=True)  # [..., 1, m]
@@ -144,11 +144,11 @@ def newton_alpha(A: Tensor, start: NewtonStart) -> Tensor:
     alpha = torch.where(on_the_edge, 1, 2) / norm.square()
     if start == "norm":
         return alpha
-    # ||I - a A^2||_1 for every candidate a at once: a column sums to |1 - a c_jj| + a sum_{i != j} |c_ij|
+    # ||I - a A^2||_1 for all candidates a at once: with C = A^2, column j sums to |1 - a c_jj| + a sum_{i != j} |c_ij|
     diagonal = square.diagonal(dim1=-2, dim2=-1)[..., None, :]
     halvings = torch.arange(MAX_HALVINGS + 1, device=A.device, dtype=A.dtype)[:, None]
     candidates = alpha * 0.5**halvings  # [..., 11, 1]
     columns = (1 - candidates * diagonal).abs() + candidates * (column_sums - diagonal.abs())  # [..., 11, m]
     attained = columns.amax(-1, keepdim=True) <= HALVING_BOUND
-    # candidates decrease, so the largest that attains the bound is the first; if none does, the last
+    # the first candidate that attains the bound, which is the largest as they decrease; the last one if none does
     return torch.where(attained, candidates, candidates[..., -1:, :]).amax(-2, keepdim=True)

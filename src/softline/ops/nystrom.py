@@ -1,9 +1,9 @@
 """Nystrom attention: Nystromformer (https://arxiv.org/abs/2102.03902).
 
-With landmarks of queries and keys, softmax(q k^T) is approximated by
+With landmarks ql, kl of queries and keys, softmax(q k^T) is approximated by
     softmax(q kl^T) pinv(softmax(ql kl^T)) softmax(ql k^T),
-the pseudo-inverse by the paper's third-order iteration. Deviation: the iteration starts from each matrix's own norms
-(the original takes a maximum over the whole batch).
+with the paper's third-order iteration for the pseudo-inverse. Deviation: the iteration starts from the norms of each
+matrix (the original takes their maximum over the whole batch).
 """
 
 import torch
@@ -60,7 +60,9 @@ def nystrom_attention(
 ) -> Tensor:
     """Nystrom attention of q, k, v [B, H, N, D] through landmarks [B, H, m, D] of queries and keys.
 
-    key_mask, landmark_mask: bool [B, N] and [B, m]. Half-precision inputs are computed in float32.
+    key_mask, landmark_mask: bool [B, N] and [B, m], True = real.
+
+    Half-precision inputs are computed in float32.
     """
     check_alike(q, k=k, v=v)
     left, core, right = _factors(q, k, q_landmarks, k_landmarks, iterations, key_mask, landmark_mask)
@@ -102,6 +104,6 @@ def _factors(
     right = hide_pairs(hide_scores(ql @ k.mT, key_mask).softmax(-1), landmark_mask, key_mask)
     core = hide_pairs(hide_scores(ql @ kl.mT, landmark_mask).softmax(-1), landmark_mask, landmark_mask)
     if landmark_mask is not None:
-        # a masked landmark is a unit row and column: it inverts to itself and touches no other
+        # the row and column of a masked landmark are those of the identity: it inverts to itself and affects no other
         core = core + torch.diag_embed((~landmark_mask).to(core.dtype))[:, None]
     return left, third_order_pinv(core, iterations=iterations), right

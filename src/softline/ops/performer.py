@@ -3,9 +3,9 @@
 exp(q.k / sqrt(D)) is estimated by positive random features phi(x) = exp(w.x - |x|^2 / 2) / sqrt(R) of x / D^(1/4),
 with orthogonal w; then linear attention.
 
-Features are computed relative to the largest one (of the query, of all keys) and 1e-4 is added to each, so that no
-denominator vanishes. Deviation: the authors' code takes the largest w.x rather than the largest feature, which gives
-the added constant up to exp(|x|^2 / 2) times the weight and so estimates the kernel less well.
+Features are divided by the largest one (per query; over all keys) and 1e-4 is added to each, so that no denominator
+vanishes. Deviation: the authors' code uses the largest w.x instead of the largest feature, which gives the added
+constant up to exp(|x|^2 / 2) times the weight and makes the estimate of the kernel less accurate.
 """
 
 from typing import Any
@@ -32,16 +32,16 @@ STABILIZER = 1e-4
 
 
 def performer_features(num_features: int, head_dim: int, *, seed: int | None = None) -> Tensor:
-    """Random directions w [R, D]: orthogonal in blocks of D, with the lengths of Gaussian vectors.
+    """Random directions w [R, D]: orthogonal in blocks of D, with the norms of Gaussian vectors.
 
-    seed: None draws from torch's global generator.
+    seed: seed of the directions; None draws from torch's global generator.
     """
     check_integer("num_features", num_features, 1)
     check_integer("head_dim", head_dim, 1)
     draw: dict[str, Any] = {"generator": seeded(seed), "dtype": torch.float64, "device": "cpu"}
     blocks = -(-num_features // head_dim)
     Q, R = torch.linalg.qr(torch.randn(blocks, head_dim, head_dim, **draw))
-    # LAPACK fixes the signs of R; undone, Q is uniform over the rotations and the estimate unbiased
+    # LAPACK fixes the signs of R; undoing that makes Q uniform over the rotations and the estimate unbiased
     Q = Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
     directions = Q.mT.reshape(-1, head_dim)[:num_features]
     lengths = torch.randn(num_features, head_dim, **draw).norm(dim=-1, keepdim=True)

@@ -1,12 +1,12 @@
 """Reformer attention by locality-sensitive hashing: The Efficient Transformer (https://arxiv.org/abs/2001.04451).
 
-Queries are keys (keys scaled to unit length). In each of R rounds tokens are sorted by the bucket that a random
-rotation gives them, the sorted sequence is cut into chunks, and a token sees its own chunk and the one before.
-With c_ij the number of rounds in which i sees j, weights_ij = c_ij exp(s_ij) / sum_j c_ij exp(s_ij). A token sees
-itself only where it sees nothing else.
+Keys are the queries, normalised to unit norm. In each of R rounds tokens are sorted by the bucket that a random
+rotation assigns to them, the sorted sequence is cut into chunks, and a token attends to its own chunk and the previous
+one. With c_ij the number of rounds in which i attends to j, weights_ij = c_ij exp(s_ij) / sum_j c_ij exp(s_ij). A token
+attends to itself only if it has no other token to attend to.
 
-Deviation: the first chunk of a round has none before it (implementations let it look at the last chunk of all, or of
-the round before), so that padding at the end changes nothing.
+Deviation: the first chunk of a round has no previous one (other implementations use the last chunk of all, or of the
+previous round), so that padding at the end has no effect.
 """
 
 import torch
@@ -52,7 +52,7 @@ def reformer_weights(
 ) -> Tensor:
     """The definition: weights [B, H, N, N] of queries [B, H, N, D].
 
-    rows: tokens [R] whose weights alone are computed: [B, H, R, N].
+    rows: compute only the rows of these tokens [R]: [B, H, R, N].
     """
     _check(q, rotations, bucket_size, key_mask)
     x = prepare(q, key_mask)
@@ -72,10 +72,11 @@ def reformer_weights(
 def reformer_attention(
     q: Tensor, v: Tensor, *, rotations: Tensor, bucket_size: int = 64, key_mask: Tensor | None = None
 ) -> Tensor:
-    """LSH attention of queries, which are also the keys, and values [B, H, N, D], linear in N up to the sort.
+    """LSH attention of queries, which are also the keys, and values [B, H, N, D]; linear in N except for the sort.
 
     rotations: [R, D, num_buckets / 2] from `reformer_rotations`.
     bucket_size: tokens in a chunk of the sorted sequence; any N is padded to a multiple of it.
+
     Half-precision inputs are computed in float32.
     """
     _check(q, rotations, bucket_size, key_mask)
@@ -89,14 +90,14 @@ def reformer_attention(
     ranks = _sorted_ranks(x, rotations, mask)  # [B, H, R, N]
     order = ranks.argsort(-1)
     out, evidence = _attend_in_chunks(x, values, order, mask, bucket_size)
-    # back to token order, then rounds weighted by how much each one saw
+    # back in token order, the rounds are weighted by their softmax normalisers
     out, evidence = _take(out, ranks), evidence.gather(-1, ranks)
     out = (evidence.softmax(2).unsqueeze(-1) * out).sum(2)
     return finish(out[:, :, :tokens], v.dtype, key_mask)
 
 
 def _sorted_ranks(x: Tensor, rotations: Tensor, mask: Tensor | None) -> Tensor:
-    """Place of each token of x [B, H, N, D] when sorted by bucket, then by position; masked ones last: [B, H, R, N]."""
+    """Rank of each token of x [B, H, N, D] sorted by bucket, then by position, masked ones last: [B, H, R, N]."""
     rotated = x.detach()[:, :, None] @ rotations.to(x.dtype)  # [B, H, R, N, num_buckets / 2]
     bucket = torch.cat([rotated, -rotated], dim=-1).argmax(-1)
     if mask is not None:
@@ -107,7 +108,7 @@ def _sorted_ranks(x: Tensor, rotations: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _attend_in_chunks(x: Tensor, v: Tensor, order: Tensor, mask: Tensor, bucket_size: int) -> tuple[Tensor, Tensor]:
-    """Softmax of each sorted chunk over itself and the one before: values [B, H, R, N, D], log-sums [B, H, R, N]."""
+    """Attend from each sorted chunk to itself and the previous one: values [B, H, R, N, D], logsumexp [B, H, R, N]."""
     query, value = _chunks(_take(x, order), bucket_size), _chunks(_take(v, order), bucket_size)
     place = order.unflatten(-1, (-1, bucket_size))  # [B, H, R, chunks, bucket_size]
     real = mask[:, None, None, :].expand_as(order).gather(-1, order).unflatten(-1, (-1, bucket_size))
@@ -132,7 +133,7 @@ def _chunks(x: Tensor, bucket_size: int) -> Tensor:
 
 
 def _with_previous(x: Tensor, fill: float) -> Tensor:
-    """Each chunk (dim 3) preceded by the one before it; ``fill`` stands before the first."""
+    """Prepend to each chunk (dim 3) the previous one, and ``fill`` to the first."""
     before = torch.cat([torch.full_like(x[:, :, :, :1], fill), x[:, :, :, :-1]], dim=3)
     return torch.cat([before, x], dim=4)
 

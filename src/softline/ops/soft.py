@@ -6,8 +6,8 @@ Keys are queries. With m landmark tokens l_1..l_m and the Gaussian kernel of Eq.
     SOFT++  S = P^T D^-1/2 A^+ D^-1/2 P          (Eq. 17), D = diag(A 1),
 applied to the values as P^T (A^+ (P v)): O(N m) time, nothing of size N x N.
 
-Deviations from the paper: the diagonal of A, 1 by definition, is written as 1 rather than left to rounding; `ridge`
-inverts A + ridge I (the release uses 0.01 for SOFT and 0 for SOFT++); `cells` lets one landmark stand for several.
+Deviations from the paper: the diagonal of A is set to exactly 1, its value without rounding; `ridge` inverts
+A + ridge I (the release uses 0.01 for SOFT and 0 for SOFT++); `cells` lets one landmark represent several.
 """
 
 from typing import Literal, get_args
@@ -23,7 +23,7 @@ from softline.ops.newton import NewtonStart, check_newton, newton_inverse, newto
 from softline.ops.soft_linear import soft_linear
 
 Inverse = Literal["newton", "cholesky", "pinv"]
-# eigenvalues below so many roundings of the largest count as 0
+# eigenvalues below this many float epsilons times the largest count as 0
 PINV_CUTOFF = 64
 
 
@@ -92,19 +92,20 @@ def soft_attention(
     q: queries, which are also the keys [B, H, N, D].
     landmarks: [B, H, m, D].
     v: values [B, H, N, Dv].
-    scale: both kernels are exp(-scale/2 * squared distance); D^-0.5 unless given.
+    scale: both kernels are exp(-scale/2 * squared distance); defaults to D^-0.5.
     inverse: how A is inverted. "newton": Algorithm 2 with the gradient of Eq. 12; "cholesky": direct solve, needs
-        ridge > 0, in a quarter of Newton's time; "pinv": eigendecomposition, eigenvalues below 64 roundings of the
-        largest left out. Where 20 steps of Newton converge, condition numbers to about 100, all three agree to 1e-5;
-        with the releases' weights the logits do (SOFT as it is, ridge 0.01; SOFT++ with "cholesky" and ridge 1e-5).
-    iterations, start: Newton steps and starting rule, see `newton_inverse`.
+        ridge > 0, takes a quarter of Newton's time; "pinv": eigendecomposition that drops eigenvalues below 64 epsilons
+        times the largest. Where 20 Newton steps converge (condition numbers up to about 100), all three agree to 1e-5;
+        with the releases' weights the logits agree (SOFT with its ridge of 0.01; SOFT++ with "cholesky" and ridge
+        1e-5).
+    iterations, start: Newton steps and start, see `newton_inverse`.
     ridge: A + ridge I is inverted.
     key_mask, landmark_mask: bool [B, N] and [B, m], True = real.
-    cells: of how many of the paper's landmarks each one is the mean [B] or [1]; D counts it so often, so that SOFT++
-        weighs tokens alike whether the landmarks of a large image are merged or not. 1 unless given.
-    impl: "linear" is P^T (A^+ (P v)); "explicit" goes through the N x N weights; "auto" picks "linear".
+    cells: number of the paper's landmarks that each landmark averages [B] or [1]; D counts it that many times, so that
+        SOFT++ weights tokens equally whether or not the landmarks of a large image are merged. Defaults to 1.
+    impl: "linear" is P^T (A^+ (P v)); "explicit" computes the N x N weights; "auto" is "linear".
 
-    Half-precision inputs are computed in float32, the inverse included.
+    Half-precision inputs are computed in float32, including the inverse.
     """
     _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask, cells, v)
     check_option("impl", impl, get_args(Impl))
@@ -129,7 +130,7 @@ def soft_residual(
     ridge: float = 0.0,
     landmark_mask: Tensor | None = None,
 ) -> Tensor:
-    """How well Newton inverts the kernel A of landmarks [B, H, m, D]: ||A X A - A|| / ||A|| for each head [B, H]."""
+    """Residual of Newton's inverse X of the kernel A of landmarks [B, H, m, D]: ||A X A - A|| / ||A|| [B, H]."""
     A = soft_kernel(landmarks, scale=scale, ridge=ridge, landmark_mask=landmark_mask)
     return newton_inverse(A, iterations=iterations, start=start).residual
 
@@ -138,7 +139,7 @@ def soft_residual(
 def soft_kernel(
     landmarks: Tensor, *, scale: float | None = None, ridge: float = 0.0, landmark_mask: Tensor | None = None
 ) -> Tensor:
-    """What SOFT inverts: A + ridge I [B, H, m, m] of landmarks [B, H, m, D], in float32 for half precision."""
+    """The matrix that SOFT inverts: A + ridge I [B, H, m, m] of landmarks [B, H, m, D]; float32 for half precision."""
     check_tensor("landmarks", landmarks)
     check_mask("landmark_mask", landmark_mask, landmarks.shape[0], landmarks.shape[2], landmarks.device)
     check_number("ridge", ridge, 0)
@@ -149,7 +150,7 @@ def soft_kernel(
 def _kernels(
     q: Tensor, landmarks: Tensor, scale: float | None, key_mask: Tensor | None, landmark_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """P [B, H, m, N] and A [B, H, m, m]; a masked token is a zero column of P, a masked landmark a unit row of A."""
+    """P [B, H, m, N] and A [B, H, m, m]; masked tokens are zero columns of P, masked landmarks identity rows of A."""
     scale = _scale(q, scale)
     q, landmarks = prepare(q, key_mask), prepare(landmarks, landmark_mask)
     P = gaussian_kernel(q, landmarks, scale=scale, mask=landmark_mask).mT
@@ -164,7 +165,7 @@ def _scale(q: Tensor, scale: float | None) -> float:
 
 def _landmark_kernel(landmarks: Tensor, scale: float, landmark_mask: Tensor | None) -> Tensor:
     """A [B, H, m, m]."""
-    # distances in float64, where there is one: their rounding must not make this small matrix indefinite
+    # distances in float64 where available: rounding errors must not make this small matrix indefinite
     exact = landmarks if landmarks.device.type == "mps" else landmarks.double()
     centre = exact.mean(-2, keepdim=True).detach()
     exponents = left_factor(exact, centre, scale) @ right_factor(exact, centre, scale).mT
@@ -187,7 +188,7 @@ def _pseudo_inverse(
     if inverse == "newton":
         inverted = newton_iterate(ridged, iterations, start)
     elif inverse == "pinv":
-        # a cut-off that does not depend on m: masked landmarks must not move it
+        # the cut-off does not depend on m, which counts masked landmarks too
         inverted = torch.linalg.pinv(ridged, rtol=PINV_CUTOFF * torch.finfo(A.dtype).eps, hermitian=True)
     else:
         inverted = torch.cholesky_inverse(torch.linalg.cholesky(ridged))
@@ -202,7 +203,7 @@ def _add_ridge(A: Tensor, ridge: float) -> Tensor:
 
 
 def _degree(A: Tensor, cells: Tensor | None) -> Tensor:
-    """Row sums of A, each landmark as often as it has cells [B, H, m, 1]: the diagonal of D, at least 1."""
+    """Diagonal of D [B, H, m, 1]: row sums of A, which count each landmark once per cell; at least 1."""
     degree = A.sum(-1, keepdim=True)
     return degree if cells is None else degree * cells.to(A.dtype)[:, None, None, None]
 
@@ -229,7 +230,7 @@ def _check(
 
 
 def check_inverse(inverse: str, iterations: int, start: str, ridge: float) -> None:
-    """The rules on how A is inverted."""
+    """Check the options of the inversion of A."""
     check_option("inverse", inverse, get_args(Inverse))
     check_newton(iterations, start)
     check_number("ridge", ridge, 0)

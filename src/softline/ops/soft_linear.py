@@ -1,7 +1,7 @@
-"""SOFT's linear form P^T (M (P v)), without keeping P for the backward pass.
+"""SOFT's linear form P^T (M (P v)), recomputing P in the backward pass.
 
-P = kernel(landmarks, q) [m, N] has more numbers than the queries, so keeping it for every layer would dominate training
-memory. Here the backward pass computes it again: O(N D) is kept, not O(N m).
+P = kernel(landmarks, q) [m, N] has more elements than the queries, so that saving it in every layer would dominate
+training memory. Recomputing it reduces what is saved from O(N m) to O(N D).
 
 With U = M S, S = P v, and an incoming gradient g [N, Dv]:
     dU = P g,  dM = dU S^T,  dS = M^T dU,  dv = P^T dS,
@@ -18,8 +18,9 @@ from softline.ops.chunks import is_traced, multiply_by, token_chunks
 from softline.ops.gaussian import hide_pairs, left_factor, power_of_two, right_factor
 from softline.ops.inputs import count_tokens, prepare, saturate
 
-# so many numbers of P are computed once and held, 32 MB in float32; a larger P is cut into samples and, where one
-# sample is too large, computed twice in blocks of tokens. Blocks stay in the cache of a CPU; other devices want few
+# a P of up to this many elements (32 MB in float32) is computed once and kept; a larger one is split into samples and,
+# if one sample is too large, computed twice in blocks of tokens. Blocks fit the cache of a CPU; other devices run
+# fastest with few and large blocks
 WHOLE_NUMBERS = 2**23
 CPU_BLOCK_NUMBERS = 2**19
 
@@ -35,7 +36,7 @@ def soft_linear(
 ) -> Tensor:
     """P^T inverse P v [B, H, N, Dv] in the dtype of v.
 
-    q: [B, H, N, D], v: [B, H, N, Dv], in any floating-point type; masked rows may hold anything.
+    q: [B, H, N, D], v: [B, H, N, Dv], in any floating-point type; masked rows may hold any values.
     landmarks: [B, H, m, D], inverse: [B, H, m, m], in float32 or wider; masked landmarks are 0.
     """
     out: Tensor = _SoftLinear.apply(q, landmarks, v, inverse, scale, key_mask, landmark_mask)[0]
@@ -55,7 +56,7 @@ class _SoftLinear(torch.autograd.Function):
         key_mask: Tensor | None,
         landmark_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The result, and P v for the backward pass."""
+        """Return the output, and P v for the backward pass."""
         out, summaries = _Tokens(v), []
         for samples in _sample_groups(q, landmarks):
             kernel = _Kernel(q, landmarks, scale, key_mask, landmark_mask, samples)
@@ -78,7 +79,7 @@ class _SoftLinear(torch.autograd.Function):
         d_q, d_v, small = _Tokens(q), _Tokens(v), []
         for samples in _sample_groups(q, landmarks):
             kernel = _Kernel(q, landmarks, ctx.scale, key_mask, landmark_mask, samples)
-            # if a gradient of this gradient is wanted, the kept summary would cut it off
+            # a saved summary would cut off second derivatives, so it is recomputed if they are wanted
             kept = kernel.times(v) if torch.is_grad_enabled() else summary[samples]
             small.append(_differentiate(kernel, grad, v, inverse[samples], kept, d_q, d_v))
         d_landmarks, d_inverse = (_join(list(parts)) for parts in zip(*small, strict=True))
@@ -88,7 +89,7 @@ class _SoftLinear(torch.autograd.Function):
 def _differentiate(
     kernel: "_Kernel", grad: Tensor, v: Tensor, inverse: Tensor, summary: Tensor, d_q: "_Tokens", d_v: "_Tokens"
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the samples of a kernel: those of queries and values are put, of landmarks and inverse returned."""
+    """Write the gradients of a kernel's queries and values to d_q and d_v; return those of landmarks and inverse."""
     d_mixed = kernel.times(grad)
     d_summary = inverse.mT @ d_mixed
     both = torch.cat([inverse @ summary, d_summary], dim=-1)  # [B, H, m, 2 Dv]
@@ -111,7 +112,7 @@ def _difference(sums: Tensor, x_one: Tensor) -> Tensor:
 
 
 class _Kernel:
-    """P [B, H, m, N] of some samples in blocks of tokens; masked tokens and landmarks are zero columns and rows."""
+    """P [B, H, m, N] of some samples, in blocks of tokens; masked tokens and landmarks are zero columns and rows."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class _Kernel:
         self.landmark_mask = None if landmark_mask is None else landmark_mask[samples]
         landmarks = landmarks[samples]
         count = count_tokens(landmarks.shape[-2], self.landmark_mask, landmarks.dtype)
-        # as in `gaussian_kernel`: distances ignore a common shift
+        # centred as in `gaussian_kernel`
         self.centre = (landmarks.sum(-2, keepdim=True) / count).detach()
         self.left = left_factor(landmarks, self.centre, scale)
         self.centred_one = right_factor(landmarks, self.centre, scale)[..., :-1]  # [B, H, m, D + 1]
@@ -135,25 +136,25 @@ class _Kernel:
         self.last: tuple[slice, Tensor] | None = None
 
     def times(self, x: Tensor) -> Tensor:
-        """P x for x [B, H, N, D] of all samples -> [B, H, m, D] of these."""
+        """P x [B, H, m, D] for these samples; x [B, H, N, D] holds all samples."""
         product = self.left.new_zeros(*self.left.shape[:-1], x.shape[-1])
         for chunk in self.chunks:
             product = product + self.block(chunk) @ self.tokens(x, chunk)
         return product
 
     def block(self, chunk: slice) -> Tensor:
-        """[B, H, m, n]; the last one is at hand when it is asked for again, so that a single one is computed once."""
+        """P of one block [B, H, m, n]; the last block is cached, so that a single block is computed only once."""
         if self.last is None or self.last[0] is not chunk:
             P = power_of_two(self.left @ self.right(chunk).mT)
             self.last = chunk, hide_pairs(P, self.landmark_mask, self.mask(chunk))
         return self.last[1]
 
     def right(self, chunk: slice) -> Tensor:
-        """Centred queries and what `right_factor` adds to them [B, H, n, D + 2]."""
+        """`right_factor` of the queries [B, H, n, D + 2]."""
         return right_factor(self.tokens(self.q, chunk), self.centre, self.scale)
 
     def tokens(self, x: Tensor, chunk: slice) -> Tensor:
-        """Rows of x [B, H, N, D] in the precision of the kernel, masked ones 0."""
+        """Rows of x [B, H, N, D] in the kernel's precision, zero where masked."""
         return prepare(x[self.samples, :, chunk], self.mask(chunk))
 
     def mask(self, chunk: slice) -> Tensor | None:
@@ -161,7 +162,7 @@ class _Kernel:
 
 
 def _sample_groups(q: Tensor, landmarks: Tensor) -> list[slice]:
-    """Samples that are treated at once: all, or as many as fit a block; a sample's result depends on itself alone."""
+    """Slices of samples to process together: all, or as many as fit a block. Samples do not affect each other."""
     batch, heads, tokens = q.shape[:3]
     if is_traced() or batch * heads * tokens * landmarks.shape[2] <= WHOLE_NUMBERS:
         return [slice(None)]
@@ -169,7 +170,7 @@ def _sample_groups(q: Tensor, landmarks: Tensor) -> list[slice]:
 
 
 def _token_blocks(tokens: int, landmarks: int, device: torch.device) -> list[slice]:
-    """Blocks of tokens; ``landmarks`` counts those of all samples and heads."""
+    """Slices of tokens, one per block; ``landmarks`` is the number over all samples and heads."""
     if is_traced() or tokens * landmarks <= WHOLE_NUMBERS:
         return [slice(None)]
     return token_chunks(tokens, max(_block_numbers(device) // landmarks, 1))
@@ -180,14 +181,14 @@ def _block_numbers(device: torch.device) -> int:
 
 
 class _Tokens:
-    """A tensor like x [B, H, N, D] that is filled in parts; [B, N, H, D] in memory, as projections read it."""
+    """A tensor like x [B, H, N, D] that is filled in parts, laid out as [B, N, H, D] in memory for the projections."""
 
     def __init__(self, x: Tensor) -> None:
         self.like = x
         self.memory: Tensor | None = None
 
     def put(self, samples: slice, chunk: slice, rows: Tensor) -> None:
-        # no saturation: a gradient that overflows must be seen to
+        # no saturation: an overflowing gradient must stay visible
         rows = rows.to(self.like.dtype)
         if samples == slice(None) and chunk == slice(None):
             self.memory = rows
@@ -198,7 +199,7 @@ class _Tokens:
         self.memory[samples, :, chunk] = rows
 
     def whole(self) -> Tensor:
-        assert self.memory is not None, "every part was put"
+        assert self.memory is not None, "every part has been written"
         return self.memory
 
 

@@ -28,9 +28,9 @@ def softmax_weights(
 ) -> Tensor:
     """Attention weights [B, H, N, N] of queries and keys [B, H, N, D].
 
-    scale: D^-0.5 unless given.
-    dropout: share of the weights that become 0, at random; the others grow as much.
-    rows: tokens [R] whose weights alone are computed: [B, H, R, N].
+    scale: factor of the scores; defaults to D^-0.5.
+    dropout: dropout probability of the weights.
+    rows: compute only the rows of these tokens [R]: [B, H, R, N].
     """
     check_alike(q, k=k)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
@@ -51,7 +51,8 @@ def softmax_attention(
 ) -> Tensor:
     """Torch's scaled dot-product attention on q, k, v [B, H, N, D]; scale and dropout as in `softmax_weights`.
 
-    Unlike the other operators it keeps the inputs' precision and obeys autocast: torch's kernels accumulate in float32.
+    Unlike the other operators it keeps the inputs' precision and follows autocast: torch's kernels accumulate in
+    float32.
     """
     check_alike(q, k=k, v=v)
     check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
@@ -70,7 +71,7 @@ def attend(
     dropout: float = 0.0,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale q k^T) v of queries [B, H, N, D] to keys and values [B, H, M, D], which are 0 where masked."""
+    """softmax(scale q k^T) v of queries [B, H, N, D] and keys and values [B, H, M, D], which are 0 where masked."""
     if key_mask is None:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
     # a sample without any real key attends to its zeroed padding, so that no row is empty

@@ -1,6 +1,4 @@
-"""Tasks: a model with its data, loss and metrics, for the engine to train and evaluate."""
+"""The tasks, a package each; a package owns its recipe keys, construction, loss, metrics, evaluation and prediction.
 
-from softline.engine.task import Loss, Task
-from softline.tasks.classification.task import Classification
-
-__all__ = ["Classification", "Loss", "Task"]
+pyproject.toml declares them as entry points of the group ``softline.tasks``, which is where the engine finds them.
+"""

@@ -1,12 +1,13 @@
-"""Predictions drawn on photographs: boxes and masks with names, or a colour for each pixel with a legend."""
+"""What pictures of predictions have in common."""
 
 from typing import Any
 
 from PIL import ImageFont
 
-# of the colour that covers a pixel
+# opacity of a colour that covers a pixel
 OPACITY = 0.55
 
 
-def _font(size: int) -> Any:
+def pillow_font(size: int) -> Any:
+    """Return Pillow's own font at a size in pixels."""
     return ImageFont.load_default(size)

@@ -1,8 +1,7 @@
 """What tasks on images share: how a model wants its images, and which images cannot be read."""
 
-import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from timm.data import resolve_model_data_config
 from torch import nn
@@ -15,19 +14,28 @@ from softline.data.images import (
     without,
 )
 from softline.engine import distributed
+from softline.engine.task import Notify
 from softline.errors import UserError
-from softline.tasks.classification.recipe import ImageData
-from softline.tasks.detection.recipe import DetectionData
-from softline.tasks.segmentation.recipe import SemanticData
-
-Notify = Callable[[str], None]
 
 
-log = logging.getLogger(__name__)
+class SplitData(Protocol):
+    """The part of a recipe that names training and validation data."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def train_split(self) -> str: ...
+
+    @property
+    def val_split(self) -> str: ...
 
 
-def image_settings(model: nn.Module, data: ImageData | None = None) -> dict[str, Any]:
-    """Size, mean, std, interpolation, crop and colour mode of the images: the recipe's, else the model's."""
+def image_settings(model: nn.Module, data: Any = None) -> dict[str, Any]:
+    """Return size, mean, std, interpolation, crop and colour mode of a model's images.
+
+    data: the part of a recipe that describes images; what it leaves out is the model's own.
+    """
     cfg = resolve_model_data_config(model)
     channels = int(getattr(model, "in_chans", cfg["input_size"][0]))
     own = {
@@ -55,14 +63,14 @@ def eval_image_transform(settings: dict[str, Any]) -> Any:
 
 
 def leave_out_corrupt(source: ImageSource | ImageStream, split: str, notify: Notify) -> ImageSource:
-    """The images that can be decoded; how many cannot, and which, goes to ``notify``."""
+    """Return the images that can be decoded; ``notify`` receives how many cannot, and which."""
     if isinstance(source, ImageStream):
         raise UserError("skip_corrupt needs images that can be read in any order: a directory, a .tar, hfds/ or torch/")
     return without(source, corrupt_indices(source, split, notify))
 
 
 def corrupt_indices(source: Any, split: str, notify: Notify) -> list[int]:
-    """Of the images that cannot be loaded; all processes share the search."""
+    """Return the indices of images that cannot be loaded; all processes share the search."""
     notify(f"{split}: looking for corrupt images among {len(source):,}")
     corrupt = distributed.gather_lists(find_corrupt(source, shard=distributed.place()))
     names = ", ".join(f"{image.name} ({image.reason})" for image in corrupt[:10])
@@ -81,8 +89,17 @@ def _mode(channels: int) -> str:
     return "L" if channels == 1 else "RGB"
 
 
-def _check_classes(train: tuple[str, ...], val: tuple[str, ...], data: DetectionData | SemanticData) -> None:
-    if train != val:
+def check_split_classes(train: Sequence[str], val: Sequence[str], data: SplitData) -> None:
+    """Check that training and validation data have the same classes in the same order."""
+    if tuple(train) != tuple(val):
         differ = sorted(set(train) ^ set(val))
         names = f": {', '.join(differ[:10])}" if differ else " in another order"
         raise UserError(f"{data.train_split} and {data.val_split} of {data.source} have different classes{names}")
+
+
+def check_trained_classes(trained: Sequence[str], found: Sequence[str], source: str) -> None:
+    """Check that data has the classes that a model was trained for, in the same order."""
+    if tuple(found) != tuple(trained):
+        differ = sorted(set(found) ^ set(trained))
+        names = f": {', '.join(differ[:10])} in one of them only" if differ else ", but in another order"
+        raise UserError(f"the classes of {source} are not those the model was trained for{names}")

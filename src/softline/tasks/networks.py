@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from timm.data import resolve_model_data_config
@@ -12,22 +12,26 @@ from torch import Tensor, nn
 from softline.backbones.backbone import fit_positions
 from softline.backbones.creation import check_model_name, create_for_size
 from softline.engine.recipe import ModelRecipe
+from softline.engine.task import Notify, log
 from softline.errors import UserError
-from softline.tasks.detection.recipe import DetectionData
-from softline.tasks.images import Notify, log
-from softline.tasks.segmentation.recipe import SemanticData
 from softline.weights.releases import read_weights
 from softline.weights.renaming import check_keys
 
 
-def build_model(
-    recipe: ModelRecipe, num_classes: int, image_size: int | None = None, *, device: Any = None
-) -> nn.Module:
-    """The model, its classifier fitted to the classes and softline's positions to the images."""
+class ChannelData(Protocol):
+    """The part of a recipe that describes the channels of images."""
+
+    @property
+    def mean(self) -> tuple[float, ...] | None: ...
+
+    @property
+    def std(self) -> tuple[float, ...] | None: ...
+
+
+def build_model(recipe: ModelRecipe, num_classes: int, image_size: int | None = None) -> nn.Module:
+    """Create the model, with a classifier for the classes and position embeddings for the images."""
     check_model_name(recipe.name)
     options: dict[str, Any] = {"num_classes": num_classes, **recipe.options}
-    if device is not None:
-        options["device"] = device
     model = create_for_size(recipe.name, image_size, pretrained=recipe.pretrained, **options)
     if recipe.checkpoint is not None:
         load_weights(model, recipe.checkpoint, name=recipe.name)
@@ -36,7 +40,7 @@ def build_model(
 
 
 def prepare_network(network: Any, recipe: ModelRecipe) -> nn.Module:
-    """What a recipe wants of a network once it has its weights."""
+    """Apply what a recipe asks of a network that has its weights."""
     if recipe.grad_checkpointing:
         try:
             network.set_grad_checkpointing(True)
@@ -48,7 +52,7 @@ def prepare_network(network: Any, recipe: ModelRecipe) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: str, *, name: str) -> None:
-    """Start from a checkpoint: positions are interpolated, a classifier for other classes is left as it is."""
+    """Load initial weights: position embeddings are interpolated, a classifier for other classes is left out."""
     weights = fit_positions(read_weights(path, name), model)
     own = model.state_dict()
     classifier = [key for key in own if key.startswith(f"{_classifier_name(model)}.")]
@@ -64,12 +68,12 @@ def _classifier_name(model: nn.Module) -> str:
 
 
 def build_body(recipe: ModelRecipe, *, notify: Notify = log.info) -> nn.Module:
-    """The backbone as timm's features_only model, whose stages a head reads."""
+    """Create the backbone as a features_only model of timm, whose stages a head reads."""
     check_model_name(recipe.name)
     body: nn.Module = create_for_size(
         recipe.name, None, pretrained=recipe.pretrained, features_only=True, **recipe.options
     )
-    # that of a network of convolutions is the model itself
+    # timm's features_only model of a convolutional network is the network itself
     network: Any = getattr(body, "model", body)
     if recipe.checkpoint is not None:
         load_body(network, recipe.checkpoint, name=recipe.name, notify=notify)
@@ -78,7 +82,7 @@ def build_body(recipe: ModelRecipe, *, notify: Notify = log.info) -> nn.Module:
 
 
 def load_body(network: nn.Module, path: str, *, name: str, notify: Notify) -> None:
-    """Start from a classifier's weights: all of the backbone must be there; what else there is, is not needed."""
+    """Load initial weights from a classifier, which must have all of the backbone's; the others are not needed."""
     own = network.state_dict()
     weights = fit_positions(_flattened(read_weights(path, name), own), network)
     needed = {key: value for key, value in weights.items() if key in own}
@@ -95,14 +99,14 @@ def _flattened(weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[st
     return {flat[key] if flat[key] in own else key: value for key, value in weights.items()}
 
 
-def colours(model: nn.Module, data: DetectionData | SemanticData) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the channels: the recipe's, else the backbone's."""
+def channel_statistics(model: nn.Module, data: ChannelData) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel: the recipe's if it has them, otherwise the backbone's."""
     known = [module for module in model.modules() if getattr(module, "pretrained_cfg", None)]
     own = resolve_model_data_config(known[0] if known else model)
     return data.mean or own["mean"], data.std or own["std"]
 
 
-def _with_head(
+def with_head(
     heads: Mapping[str, Callable[..., nn.Module]], recipe: Any, body: nn.Module, num_classes: int, **given: Any
 ) -> nn.Module:
     try:

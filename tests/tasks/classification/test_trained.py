@@ -1,16 +1,12 @@
-import dataclasses
-
 import pytest
 import timm
 import torch
 from timm.models import save_for_hf
 
-from softline.engine import distributed
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.train import train
-from softline.tasks.classification.trained import evaluate_sizes, predict
 from softline.tasks.loading import load_trained
-from tests.engine.small import small_recipe, write_images
+from tests.engine.small import evaluated, small_recipe, write_images
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +19,8 @@ def root(tmp_path_factory):
 
 def test_checkpoint_scores_what_training_logged(root):
     content = load_checkpoint(root / "run/last.pt")
-    [(size, result)] = evaluate_sizes(load_trained(str(root / "run/last.pt")), f"{root}/data", distributed.start())
-    assert (size, result.samples) == (16, 18)
+    [(on, result)] = evaluated(load_trained(str(root / "run/last.pt")), f"{root}/data")
+    assert (on, result.samples) == ({"size": 16}, 18)
     assert result.metrics == pytest.approx(content["metrics"], rel=1e-6)
 
 
@@ -48,11 +44,11 @@ def test_checkpoint_is_used_without_the_data_it_was_trained_on(root, tmp_path):
     image.write_bytes((root / "data/val/dark/000.png").read_bytes())
     (root / "data").rename(root / "away")
     try:
-        [prediction] = predict(load_trained(str(root / "run/last.pt")), [str(image)])
+        [prediction] = load_trained(str(root / "run/last.pt")).predict([str(image)])
     finally:
         (root / "away").rename(root / "data")
-    assert sorted(prediction.classes) == ["dark", "light"]
-    assert sum(prediction.probabilities) == pytest.approx(1)
+    assert sorted(prediction.found["classes"]) == ["dark", "light"]
+    assert sum(prediction.found["probabilities"]) == pytest.approx(1)
 
 
 def test_directory_that_timm_saved_gives_the_same_predictions(root, tmp_path):
@@ -70,33 +66,32 @@ def test_directory_that_timm_saved_gives_the_same_predictions(root, tmp_path):
 def test_labels_without_names_are_numbers(root, tmp_path):
     model = timm.create_model("resnet10t", num_classes=3)
     save_for_hf(model, tmp_path / "saved", model_config={"num_classes": 3})
-    [prediction] = predict(load_trained(str(tmp_path / "saved")), [str(root / "data/val/dark/000.png")])
-    assert sorted(prediction.classes) == ["0", "1", "2"]
+    [prediction] = load_trained(str(tmp_path / "saved")).predict([str(root / "data/val/dark/000.png")])
+    assert sorted(prediction.found["classes"]) == ["0", "1", "2"]
 
 
 def test_data_of_another_number_of_classes_is_refused(root, tmp_path):
     model = timm.create_model("resnet10t", num_classes=3)
     save_for_hf(model, tmp_path / "saved", model_config={"num_classes": 3})
     with pytest.raises(ValueError, match=r"data has 2 classes, the model 3"):
-        list(evaluate_sizes(load_trained(str(tmp_path / "saved")), f"{root}/data", distributed.start()))
+        evaluated(load_trained(str(tmp_path / "saved")), f"{root}/data")
 
 
 def test_labels_follow_the_names_of_the_classes(root):
     """Data that names the same classes in another order scores the same."""
     trained = load_trained(str(root / "run/last.pt"))
-    [(_, usual)] = evaluate_sizes(trained, f"{root}/data", distributed.start())
+    [(_, usual)] = evaluated(trained, f"{root}/data")
     head = trained.model.get_classifier()
     with torch.no_grad():
         head.weight.copy_(head.weight.flip(0))
         head.bias.copy_(head.bias.flip(0))
-    turned = dataclasses.replace(trained, classes=trained.classes[::-1])
-    [(_, again)] = evaluate_sizes(turned, f"{root}/data", distributed.start())
+    trained.classes = trained.classes[::-1]
+    [(_, again)] = evaluated(trained, f"{root}/data")
     assert again.metrics == pytest.approx(usual.metrics, rel=1e-6)
 
 
 def test_sizes_do_not_influence_each_other(root):
     trained = load_trained(str(root / "run/last.pt"))
-    accelerator = distributed.start()
-    alone = dict(evaluate_sizes(trained, f"{root}/data", accelerator, sizes=[16]))
-    after = dict(evaluate_sizes(trained, f"{root}/data", accelerator, sizes=[40, 16]))
-    assert after[16].metrics == alone[16].metrics
+    [(_, alone)] = evaluated(trained, f"{root}/data", sizes=[16])
+    [_, (_, after)] = evaluated(trained, f"{root}/data", sizes=[40, 16])
+    assert after.metrics == alone.metrics

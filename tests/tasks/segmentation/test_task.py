@@ -17,7 +17,7 @@ from softline.engine.evaluate import evaluate
 from softline.heads.segmenters import upernet
 from softline.tasks.segmentation import task as segmentation
 from softline.tasks.segmentation.task import Segmentation, cross_entropy, image_logits, predict_labels
-from softline.tasks.segmentation.windows import Windows
+from softline.tasks.segmentation.windows import SlidingWindows
 
 CAMVID = Path(__file__).parents[3] / "shared" / "data" / "camvid_small"
 
@@ -90,7 +90,7 @@ def test_overlapping_windows_are_averaged(size, crop, stride, batch):
     image = torch.rand(3, *size, dtype=torch.float64) * torch.arange(1, size[1] + 1)
     if size == (1, 1):
         model.forward = lambda images: model.conv(images)
-    windows = Windows(crop=crop, stride=stride, batch=batch)
+    windows = SlidingWindows(crop=crop, stride=stride, batch=batch)
     actual = image_logits(model, image, windows=windows)
     assert actual.shape == (3, *size)
     assert actual.dtype == torch.float32
@@ -101,15 +101,15 @@ def test_overlapping_windows_are_averaged(size, crop, stride, batch):
 def test_one_window_that_covers_the_image_is_the_whole_image():
     model, image = Context(), torch.randn(3, 14, 19)
     whole = image_logits(model, image)
-    assert torch.equal(image_logits(model, image, windows=Windows(crop=(14, 19), stride=(5, 5))), whole)
-    assert torch.equal(image_logits(model, image, windows=Windows(crop=(99, 99), stride=(5, 5))), whole)
+    assert torch.equal(image_logits(model, image, windows=SlidingWindows(crop=(14, 19), stride=(5, 5))), whole)
+    assert torch.equal(image_logits(model, image, windows=SlidingWindows(crop=(99, 99), stride=(5, 5))), whole)
     assert model.calls == [(1, 3, 14, 19)] * 3
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 63, 64, 65, 101])
 @pytest.mark.parametrize(("crop", "stride"), [(8, 8), (8, 5), (7, 1), (64, 43)])
 def test_windows_cover_every_pixel_with_one_size(length, crop, stride):
-    places = Windows(crop=(crop, 3), stride=(stride, 3)).places(length, 5)
+    places = SlidingWindows(crop=(crop, 3), stride=(stride, 3)).places(length, 5)
     rows = sorted({(place.start, place.stop) for place, _ in places})
     assert {stop - start for start, stop in rows} == {min(crop, length)}
     assert set().union(*(range(*row) for row in rows)) == set(range(length))
@@ -119,11 +119,11 @@ def test_windows_cover_every_pixel_with_one_size(length, crop, stride):
 
 def test_windows_run_in_batches():
     model = Context()
-    image_logits(model, torch.randn(3, 20, 20), windows=Windows(crop=(8, 8), stride=(4, 4), batch=5))
+    image_logits(model, torch.randn(3, 20, 20), windows=SlidingWindows(crop=(8, 8), stride=(4, 4), batch=5))
     assert model.calls == [(5, 3, 8, 8)] * 3 + [(1, 3, 8, 8)]
 
 
-@pytest.mark.parametrize("windows", [None, Windows(crop=(8, 8), stride=(5, 5))], ids=["whole", "slide"])
+@pytest.mark.parametrize("windows", [None, SlidingWindows(crop=(8, 8), stride=(5, 5))], ids=["whole", "slide"])
 def test_prediction_at_another_size_is_that_of_resized_logits(windows):
     model = nn.Sequential(nn.Conv2d(3, 40, 3, padding=1)).eval()
     image = torch.randn(3, 11, 13)
@@ -136,7 +136,7 @@ def test_prediction_at_another_size_is_that_of_resized_logits(windows):
     assert len(labels.unique()) > 16
 
 
-@pytest.mark.parametrize("windows", [None, Windows(crop=(8, 8), stride=(5, 5))], ids=["whole", "slide"])
+@pytest.mark.parametrize("windows", [None, SlidingWindows(crop=(8, 8), stride=(5, 5))], ids=["whole", "slide"])
 def test_result_of_an_image_does_not_depend_on_its_neighbours(windows):
     model = Context()
     for sizes in ([(12, 9), (15, 21), (12, 9)], [(12, 9)] * 3):
@@ -152,7 +152,7 @@ def test_result_of_an_image_does_not_depend_on_its_neighbours(windows):
         assert torch.equal(together["pixels"].confusion, sum(matrices))
 
 
-@pytest.mark.parametrize("windows", [None, Windows(crop=(8, 8), stride=(5, 5))], ids=["whole", "slide"])
+@pytest.mark.parametrize("windows", [None, SlidingWindows(crop=(8, 8), stride=(5, 5))], ids=["whole", "slide"])
 @pytest.mark.parametrize("sizes", [[(12, 9), (15, 21), (12, 9)], [(12, 9)] * 3])
 def test_only_valid_samples_are_run_and_counted(windows, sizes):
     scenes, model = Scenes(sizes, enlarged=(1,)), Context()
@@ -202,7 +202,7 @@ def test_sharded_model_runs_as_often_as_in_the_process_that_runs_it_most(monkeyp
     monkeypatch.setattr(segmentation, "FSDPModule", Sharded)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda passes, _: passes.fill_(7))
     scenes, model = Scenes([(12, 9), (15, 21)]), Sharded()
-    for windows in (None, Windows(crop=(8, 8), stride=(5, 5))):
+    for windows in (None, SlidingWindows(crop=(8, 8), stride=(5, 5))):
         task = Segmentation(model, "abc", windows=windows)
         batch = task.collate([scenes[0], scenes[1]])
         for valid in range(3):
@@ -273,7 +273,7 @@ def test_batches_are_stacked_where_sizes_agree():
 
 def test_facts_are_enough_to_predict():
     assert Segmentation(Context(), ["sky", "road"]).facts() == {"classes": ["sky", "road"], "inference": "whole"}
-    windows = Windows(crop=(64, 96), stride=(43, 64))
+    windows = SlidingWindows(crop=(64, 96), stride=(43, 64))
     assert Segmentation(Context(), ["sky"], windows=windows).facts() == {
         "classes": ["sky"],
         "inference": "slide",
@@ -289,9 +289,9 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match=r"got \[\(4, 5\), \(9, 11\)\]"):
         task.loss(task.model, task.collate([*Scenes([(4, 5)] * 2, enlarged=(0, 1))]))
     with pytest.raises(ValueError, match=r"stride \(9, 4\) must not exceed crop \(8, 8\): it would leave gaps"):
-        Windows(crop=(8, 8), stride=(9, 4))
+        SlidingWindows(crop=(8, 8), stride=(9, 4))
     with pytest.raises(ValueError, match="stride must be at least 1, got 0"):
-        Windows(crop=(8, 8), stride=(4, 0))
+        SlidingWindows(crop=(8, 8), stride=(4, 0))
     with pytest.raises(ValueError, match="needs a model in evaluation mode"):
         predict_labels(task.model, torch.randn(3, 8, 8))
     with pytest.raises(ValueError, match=r"image must have shape \[3, H, W\], got \(1, 3, 8, 8\)"):
@@ -330,5 +330,5 @@ def test_windows_and_whole_images_agree_on_a_photograph_they_cover():
     model = upernet(timm.create_model("softpp_micro", features_only=True), 11, channels=32).eval()
     whole = predict_labels(model, image)
     assert whole.shape == image.shape[1:]
-    windows = Windows(crop=tuple(image.shape[1:]), stride=(60, 80))
+    windows = SlidingWindows(crop=tuple(image.shape[1:]), stride=(60, 80))
     assert torch.equal(predict_labels(copy.deepcopy(model), image, windows=windows), whole)

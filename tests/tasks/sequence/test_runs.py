@@ -13,8 +13,8 @@ from softline.engine.events import Preparing, Stepped, read_log
 from softline.engine.loading import steps_per_epoch, train_batches
 from softline.engine.optimizer import create_schedule, total_steps
 from softline.engine.reading import load_recipe
+from softline.engine.task import build_task
 from softline.engine.train import train
-from softline.tasks.building import build_task
 from softline.tasks.loading import load_trained
 from tests.engine.test_distributed import TOLERANCE, TORCHRUN, environment
 from tests.tasks.small_sequence import small_overrides, small_recipe
@@ -56,8 +56,7 @@ def test_an_interrupted_run_goes_on_exactly_as_it_would_have(root, tmp_path):
 
 def test_a_checkpoint_is_used_without_its_data(root):
     trained = load_trained(str(root / "run/best.pt"))
-    assert trained.task == "sequence"
-    assert trained.settings == {"classes": list("0123456789"), "vocabulary": 32, "positions": 64, "parts": 1}
+    assert trained.facts == {"classes": list("0123456789"), "vocabulary": 32, "positions": 64, "parts": 1}
     assert trained.model(torch.randint(1, 16, (2, 1, 30))).shape == (2, 10)
 
 
@@ -253,9 +252,8 @@ def test_every_task_of_the_benchmark_trains_and_is_tested(task, write, length, t
     given = [f"--data.source={tmp_path}", f"--output={tmp_path}/run", "--batch_size=4", "--schedule.epochs=2"]
     result = train(load_recipe(f"lra_{task}", [*given, "--eval_steps=2", "--schedule.warmup_epochs=0", "--device=cpu"]))
     assert result.finished
-    assert 0 <= result.best["accuracy"] <= 1
     trained = load_trained(str(tmp_path / "run/best.pt"))
-    assert trained.settings["positions"] >= length
-    assert trained.settings["parts"] == (2 if task == "retrieval" else 1)
+    assert trained.facts["positions"] >= length
+    assert trained.facts["parts"] == (2 if task == "retrieval" else 1)
     assert main(["evaluate", str(tmp_path / "run/best.pt"), "--split", "test"]) == 0
     assert "accuracy" in capsys.readouterr().out

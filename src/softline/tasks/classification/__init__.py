@@ -1,0 +1,47 @@
+"""One label for each image."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from softline.engine.task import Setup, TaskDefinition
+from softline.tasks.classification.recipe import ClassificationRecipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from softline.tasks.classification.task import Classification
+    from softline.tasks.classification.trained import Classifier
+
+
+class ClassificationDefinition(TaskDefinition[ClassificationRecipe]):
+    recipe_type = ClassificationRecipe
+
+    def build(self, recipe: ClassificationRecipe, setup: Setup) -> "Classification":
+        from softline.tasks.classification.build import build_classification
+
+        return build_classification(recipe, setup)
+
+    def network(self, recipe: ClassificationRecipe, facts: Mapping[str, Any]) -> "nn.Module":
+        from softline.tasks.networks import build_model
+
+        return build_model(recipe.model, len(facts["classes"]), recipe.data.image_size)
+
+    def trained(self, model: "nn.Module", recipe: ClassificationRecipe, facts: Mapping[str, Any]) -> "Classifier":
+        from softline.tasks.classification.trained import Classifier
+        from softline.tasks.images import image_settings
+
+        return Classifier(recipe.model.name, model, facts["classes"], image_settings(model, recipe.data), recipe)
+
+    def settled(self, recipe: ClassificationRecipe) -> ClassificationRecipe:
+        """Spell out the size, colours and crop of the model's images."""
+        from softline.tasks.images import image_settings
+        from softline.tasks.networks import build_model
+
+        # how many classes there are does not matter to the images
+        model = build_model(recipe.without_weights().model, 1, recipe.data.image_size)
+        own = {key: value for key, value in image_settings(model, recipe.data).items() if key != "mode"}
+        return recipe.replace(data=dataclasses.replace(recipe.data, **own))
+
+
+definition = ClassificationDefinition()

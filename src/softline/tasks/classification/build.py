@@ -1,4 +1,4 @@
-"""From a recipe of classification to its task: model, data, transforms."""
+"""Build a classification task from its recipe: network, data, transforms."""
 
 from typing import Any
 
@@ -15,16 +15,17 @@ from softline.data.images import (
     train_transform,
 )
 from softline.engine.recipe import ModelRecipe
+from softline.engine.task import Notify, Setup
 from softline.errors import UserError
-from softline.tasks import Classification
 from softline.tasks.classification.recipe import Augment, ClassificationRecipe, ImageData
-from softline.tasks.images import Notify, eval_image_transform, image_settings, leave_out_corrupt, log
+from softline.tasks.classification.task import Classification
+from softline.tasks.images import eval_image_transform, image_settings, leave_out_corrupt
 from softline.tasks.networks import build_model
 
 
-def build_classification(recipe: ClassificationRecipe, *, rank: int = 0, notify: Notify = log.info) -> Classification:
-    train_source = _open(recipe.data, recipe.data.train_split, notify)
-    val_source = _open(recipe.data, recipe.data.val_split, notify)
+def build_classification(recipe: ClassificationRecipe, setup: Setup) -> Classification:
+    train_source = _open(recipe.data, recipe.data.train_split, setup.notify)
+    val_source = _open(recipe.data, recipe.data.val_split, setup.notify)
     check_same_classes(train_source, val_source)
     classes = class_names(train_source, recipe.model)
     model = build_model(recipe.model, len(classes), recipe.data.image_size)
@@ -33,8 +34,8 @@ def build_classification(recipe: ClassificationRecipe, *, rank: int = 0, notify:
     return Classification(
         model,
         classes,
-        train_set=image_dataset(train_source, make_train, seed=recipe.seed, rank=rank, mode=settings["mode"]),
-        val_set=image_dataset(val_source, eval_image_transform(settings), rank=rank, mode=settings["mode"]),
+        train_set=image_dataset(train_source, make_train, seed=recipe.seed, rank=setup.rank, mode=settings["mode"]),
+        val_set=image_dataset(val_source, eval_image_transform(settings), rank=setup.rank, mode=settings["mode"]),
         mixup=build_mixup(recipe.augment, len(classes)),
         smoothing=recipe.augment.smoothing,
         channels_last=recipe.model.channels_last,
@@ -73,7 +74,7 @@ def build_mixup(augment: Augment, num_classes: int) -> Mixup | None:
 
 
 def class_names(source: ImageSource | ImageStream, model: ModelRecipe) -> tuple[str, ...]:
-    """The source's, or numbers where it has none but the recipe says how many."""
+    """Return the source's class names, or numbers if it has none and the recipe says how many there are."""
     if source.classes:
         return source.classes
     if "num_classes" not in model.options:

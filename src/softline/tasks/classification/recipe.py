@@ -1,13 +1,11 @@
-"""Recipes: everything that decides a training run, typed and checked, before any data is touched."""
+"""The recipe keys of classification."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from softline.checks import check_range
 from softline.engine.recipe import Recipe
 from softline.errors import UserError
-
-CropMode = Literal["center", "squash", "border"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,51 +18,55 @@ class ImageData:
     train_split: str = "train"
     val_split: str = "val"
     image_size: int | None = None
-    """Side of the square training and test images; the model's own by default."""
+    """Side of the square training and test images; defaults to the model's."""
     mean: tuple[float, ...] | None = None
-    """Of the channels, in 0 to 1; the model's own by default."""
+    """Mean of each channel in 0 to 1; defaults to the model's."""
     std: tuple[float, ...] | None = None
     interpolation: Literal["bicubic", "bilinear", "nearest", "lanczos"] | None = None
-    """The model's own by default."""
+    """Interpolation of resized images; defaults to the model's."""
     crop_pct: float | None = None
-    """Test images are resized to image_size / crop_pct, then cropped; the model's own by default."""
-    crop_mode: CropMode | None = None
-    """How test images are resized: the shorter side (center), both sides (squash), the longer side (border); the
-    model's own by default."""
+    """Test images are resized to image_size / crop_pct and then cropped; defaults to the model's."""
+    crop_mode: Literal["center", "squash", "border"] | None = None
+    """What is resized in test images: the shorter side (center), both sides (squash) or the longer side (border);
+    defaults to the model's."""
     skip_corrupt: bool = False
-    """Look for unreadable images first and leave them out."""
+    """Search for unreadable images before training and leave them out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
     scale: tuple[float, float] = (0.08, 1.0)
-    """Area of the random crop."""
+    """Smallest and largest area of the random crop."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Aspect ratio of the random crop."""
+    """Smallest and largest aspect ratio of the random crop."""
     hflip: float = 0.5
     color_jitter: float = 0.0
     """Not used together with auto_augment, as in timm."""
     auto_augment: str | None = None
-    """timm's notation, such as rand-m9-mstd0.5-inc1."""
+    """A policy in timm's notation, such as rand-m9-mstd0.5-inc1."""
     random_interpolation: bool = False
-    """Bilinear or bicubic by chance in training, instead of data.interpolation."""
+    """Choose bilinear or bicubic at random in training, instead of data.interpolation."""
     erase_prob: float = 0.0
     erase_mode: Literal["const", "rand", "pixel"] = "pixel"
     erase_count: int = 1
     mixup: float = 0.0
-    """Alpha of mixup; 0 is off."""
+    """Alpha of mixup; 0 turns it off."""
     cutmix: float = 0.0
-    """Alpha of cutmix; 0 is off."""
+    """Alpha of cutmix; 0 turns it off."""
     mixup_prob: float = 1.0
     """Probability that a batch is mixed at all."""
     switch_prob: float = 0.5
-    """Probability of cutmix where both are on."""
+    """Probability of cutmix where mixup is on too."""
     smoothing: float = 0.0
-    """Of the labels."""
+    """Label smoothing factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationRecipe(Recipe):
+    """One label for each image."""
+
+    free_keys: ClassVar[frozenset[str]] = Recipe.free_keys | {"data.source", "data.root", "data.skip_corrupt"}
+
     data: ImageData
     augment: Augment = field(default_factory=Augment)
 

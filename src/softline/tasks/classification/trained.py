@@ -1,93 +1,125 @@
-"""Use a trained model: load it; evaluate a classifier at several image sizes, name what is on an image."""
+"""Trained classifiers: evaluate them at several image sizes, name what is on an image."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import timm
 import torch
-from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
-from softline.backbones.creation import set_image_size
+from softline.backbones.creation import check_model_name, set_image_size
+from softline.checks import check_integer
 from softline.data.images import in_order, open_source
 from softline.data.images.single import read_image
-from softline.engine.evaluate import Evaluation, evaluate
+from softline.engine.trained import Evaluator, ImageView, Measured, Prediction, Trained
 from softline.errors import UserError
-from softline.tasks import Classification
 from softline.tasks.classification.build import image_dataset
-from softline.tasks.images import Notify, eval_image_transform, leave_out_corrupt, log
-from softline.tasks.loading import Trained
+from softline.tasks.classification.recipe import ClassificationRecipe
+from softline.tasks.classification.task import Classification
+from softline.tasks.images import eval_image_transform, image_settings, leave_out_corrupt
+
+BATCH_SIZE = 64
 
 
-@dataclass(frozen=True)
-class Prediction:
-    name: str
-    """The image's."""
-    classes: list[str]
-    """The likeliest first."""
-    probabilities: list[float]
+class Classifier(Trained):
+    """A model that gives each image one of its classes.
+
+    settings: size, mean, std, interpolation, crop and colour mode of its images.
+    """
+
+    kind = "a classifier"
+    recipe: ClassificationRecipe | None
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        classes: Sequence[str],
+        settings: dict[str, Any],
+        recipe: ClassificationRecipe | None = None,
+    ) -> None:
+        super().__init__(name, model, classes, recipe)
+        self.settings = settings
+
+    def evaluate(
+        self,
+        data: str | None,
+        evaluator: Evaluator,
+        *,
+        split: str = "val",
+        root: str | None = None,
+        sizes: Sequence[int] | None = None,
+        skip_corrupt: bool = False,
+    ) -> Iterator[Measured]:
+        """Measure the accuracy on images of each size, as in Table 6 of the SOFT paper.
+
+        data: a source of `softline.data.images.open_source`.
+        sizes: sides of the images; defaults to the size that the model was trained for.
+        """
+        if data is None:
+            raise UserError("name the data to evaluate on, such as a directory")
+        images = open_source(data, split, root=root)
+        if skip_corrupt:
+            images = leave_out_corrupt(images, split, evaluator.notify)
+        classes = self._check_classes(images.classes, data)
+        if images.classes and images.classes != classes:
+            images = in_order(images, classes)
+        for size in sizes or [self.settings["image_size"]]:
+            settings = {**self.settings, "image_size": size}
+            # resized position embeddings cannot be resized back
+            model = copy.deepcopy(self.model)
+            set_image_size(model, self.name, size)
+            rank = evaluator.accelerator.process_index
+            dataset = image_dataset(images, eval_image_transform(settings), mode=settings["mode"], rank=rank)
+            task = Classification(model, classes, val_set=dataset)
+            yield Measured({"size": size}, evaluator.run(task, batch_size=BATCH_SIZE))
+
+    def predict(self, paths: Sequence[str], *, top: int = 5) -> Iterator[Prediction]:
+        """Find the most probable classes of each image.
+
+        top: how many of them.
+        """
+        check_integer("--top", top, 1)
+        transform = eval_image_transform(self.settings)
+        self.model.eval()
+        for path in paths:
+            image = read_image(path, self.settings["mode"])
+            with torch.no_grad():
+                logits: Tensor = self.model(transform(image).unsqueeze(0))[0]
+            best = logits.float().softmax(0).topk(min(top, len(logits)))
+            names = [self.classes[i] if self.classes else str(i) for i in best.indices.tolist()]
+            probabilities = best.values.tolist()
+            lines = [f"  {100 * value:5.1f} %  {name}" for name, value in zip(names, probabilities, strict=True)]
+            yield Prediction(path, {"classes": names, "probabilities": probabilities}, "\n".join(lines))
+
+    def view(self) -> ImageView:
+        data = None
+        if self.recipe is not None:
+            data = (self.recipe.data.source, self.recipe.data.val_split, self.recipe.data.root)
+        return ImageView(self.model, self.classes, self.settings, data)
+
+    def _check_classes(self, found: tuple[str, ...], source: str) -> tuple[str, ...]:
+        """Return the model's classes, which must be those of the data."""
+        count = int(getattr(self.model, "num_classes", len(self.classes)))
+        if self.classes and found and set(found) != set(self.classes):
+            missing, extra = sorted(set(self.classes) - set(found)), sorted(set(found) - set(self.classes))
+            raise UserError(
+                f"the classes of {source} are not those the model was trained for: "
+                f"missing {', '.join(missing[:10]) or 'none'}; unknown {', '.join(extra[:10]) or 'none'}"
+            )
+        if found and len(found) != count:
+            raise UserError(f"{source} has {len(found)} classes, the model {count}")
+        return self.classes or found or tuple(str(index) for index in range(count))
 
 
-def evaluate_sizes(
-    trained: Trained,
-    source: str,
-    accelerator: Accelerator,
-    *,
-    sizes: Sequence[int] | None = None,
-    split: str = "val",
-    root: str | None = None,
-    batch_size: int = 64,
-    workers: int = 0,
-    skip_corrupt: bool = False,
-    notify: Notify = log.info,
-    progress: Callable[[int, int | None], None] = lambda *_: None,
-) -> Iterator[tuple[int, Evaluation]]:
-    """Accuracy on images of each size, as in Table 6 of the SOFT paper; the size it was trained for by default."""
-    images = open_source(source, split, root=root)
-    if skip_corrupt:
-        images = leave_out_corrupt(images, split, notify)
-    classes = _check_classes(trained, images.classes, source)
-    if images.classes and images.classes != classes:
-        images = in_order(images, classes)
-    trained.model.to(accelerator.device)
-    for size in sizes or [trained.settings["image_size"]]:
-        settings = {**trained.settings, "image_size": size}
-        # resized positions cannot be sized back
-        model = copy.deepcopy(trained.model)
-        set_image_size(model, trained.name, size)
-        dataset = image_dataset(
-            images, eval_image_transform(settings), mode=settings["mode"], rank=accelerator.process_index
-        )
-        task = Classification(model, classes, val_set=dataset)
-        result = evaluate(task, model, accelerator, batch_size=batch_size, workers=workers, progress=progress)
-        assert result is not None, "nothing stops it"
-        yield size, result
-
-
-def predict(trained: Trained, paths: Sequence[str], *, top: int = 5) -> Iterator[Prediction]:
-    """The likeliest classes of each image."""
-    transform = eval_image_transform(trained.settings)
-    trained.model.eval()
-    for path in paths:
-        image = read_image(path, trained.settings["mode"])
-        with torch.no_grad():
-            logits: Tensor = trained.model(transform(image).unsqueeze(0))[0]
-        probabilities = logits.float().softmax(0)
-        best = probabilities.topk(min(top, len(probabilities)))
-        labels = [trained.classes[i] if trained.classes else str(i) for i in best.indices.tolist()]
-        yield Prediction(path, labels, best.values.tolist())
-
-
-def _check_classes(trained: Trained, found: tuple[str, ...], source: str) -> tuple[str, ...]:
-    """Those of the data, which must be the model's."""
-    count = int(getattr(trained.model, "num_classes", len(trained.classes)))
-    if trained.classes and found and set(found) != set(trained.classes):
-        missing, extra = sorted(set(trained.classes) - set(found)), sorted(set(found) - set(trained.classes))
-        raise UserError(
-            f"the classes of {source} are not those the model was trained for: "
-            f"missing {', '.join(missing[:10]) or 'none'}; unknown {', '.join(extra[:10]) or 'none'}"
-        )
-    if found and len(found) != count:
-        raise UserError(f"{source} has {len(found)} classes, the model {count}")
-    # the model's, in its order
-    return trained.classes or found or tuple(str(index) for index in range(count))
+def load_published(name: str) -> Classifier:
+    """Create a timm model by its name, with its published weights."""
+    check_model_name(name)
+    try:
+        model = timm.create_model(name, pretrained=True)
+    except RuntimeError as error:
+        raise UserError(f"{name}: {error}") from error
+    cfg: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+    classes = cfg.get("label_names") or ()
+    return Classifier(str(cfg.get("architecture") or name), model, classes, image_settings(model))

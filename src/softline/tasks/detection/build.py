@@ -1,4 +1,4 @@
-"""From recipes of detection and segmentation to their tasks: backbone, head, data."""
+"""Build a detection task from its recipe: backbone, head, data."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,20 +7,21 @@ from torch import nn
 
 from softline.data.coco.datasets import DetectionImages, detection_eval_transform, detection_train_transform
 from softline.data.coco.source import CocoSource
+from softline.engine.task import Notify, Setup, log
 from softline.heads.detectors import mask_rcnn, retinanet
 from softline.tasks.detection.recipe import DetectionRecipe
 from softline.tasks.detection.task import Detection
-from softline.tasks.images import Notify, _check_classes, corrupt_indices, log
-from softline.tasks.networks import _with_head, build_body, colours
+from softline.tasks.images import check_split_classes, corrupt_indices
+from softline.tasks.networks import build_body, channel_statistics, with_head
 
 DETECTORS: Mapping[str, Callable[..., nn.Module]] = {"retinanet": retinanet, "mask_rcnn": mask_rcnn}
 
 
-def build_detection(recipe: DetectionRecipe, *, notify: Notify = log.info) -> Detection:
-    data = recipe.data
+def build_detection(recipe: DetectionRecipe, setup: Setup) -> Detection:
+    data, notify = recipe.data, setup.notify
     train_source = _open_coco(recipe, data.train_split, data.train_annotations, notify, training=True)
     val_set = detection_val_set(recipe, notify=notify)
-    _check_classes(train_source.classes, val_set.source.classes, data)
+    check_split_classes(train_source.classes, val_set.source.classes, data)
     transform = detection_train_transform(
         short_sides=data.train_short_sides, long_side=data.long_side, hflip=data.hflip
     )
@@ -45,9 +46,9 @@ def build_detection(recipe: DetectionRecipe, *, notify: Notify = log.info) -> De
 
 def build_detector(recipe: DetectionRecipe, num_classes: int, *, notify: Notify = log.info) -> nn.Module:
     body = build_body(recipe.model, notify=notify)
-    mean, std = colours(body, recipe.data)
+    mean, std = channel_statistics(body, recipe.data)
     sides = {"short_side": recipe.data.short_side, "long_side": recipe.data.long_side}
-    return _with_head(DETECTORS, recipe.head, body, num_classes, image_mean=mean, image_std=std, **sides)
+    return with_head(DETECTORS, recipe.head, body, num_classes, image_mean=mean, image_std=std, **sides)
 
 
 def detection_val_set(recipe: DetectionRecipe, *, notify: Notify = log.info) -> DetectionImages:

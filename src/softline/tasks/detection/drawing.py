@@ -1,4 +1,4 @@
-"""Predictions drawn on photographs: boxes and masks with names, or a colour for each pixel with a legend."""
+"""Boxes and masks drawn on photographs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from torchvision.utils import draw_segmentation_masks
 
-from softline.tasks.drawing import OPACITY, _font
+from softline.tasks.drawing import OPACITY, pillow_font
 
 # what an image's long side has for text and lines of their usual size
 USUAL_SIDE = 640
@@ -51,7 +51,7 @@ def _write(
     bounds: tuple[int, int],
 ) -> None:
     """A text on its colour, above (x, y) where there is room."""
-    font: Any = _font(size)
+    font: Any = pillow_font(size)
     left, top, right, bottom = canvas.textbbox((0, 0), text, font=font)
     width, height = right - left + 4, bottom - top + 4
     x = min(max(x, 0), max(bounds[0] - width, 0))

@@ -1,7 +1,7 @@
-"""Recipes: everything that decides a training run, typed and checked, before any data is touched."""
+"""The recipe keys of detection."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from softline.checks import check_range
 from softline.engine.recipe import Recipe
@@ -15,38 +15,46 @@ class DetectionData:
     train_split: str = "train2017"
     val_split: str = "val2017"
     train_annotations: str | None = None
-    """The JSON file, if it lies elsewhere."""
+    """JSON file of the annotations; defaults to the place in COCO's layout."""
     val_annotations: str | None = None
     mean: tuple[float, ...] | None = None
-    """Of the channels, in 0 to 1; the model's own by default."""
+    """Mean of each channel in 0 to 1; defaults to the model's."""
     std: tuple[float, ...] | None = None
     train_short_sides: tuple[int, ...] = (800,)
-    """Training images are resized so that their short side is one of these, by chance."""
+    """Lengths from which the short side of a training image is drawn at random."""
     short_side: int = 800
-    """Of test images."""
+    """Short side of test images."""
     long_side: int = 1333
-    """The most that the long side may have, in training and test."""
+    """Longest long side, in training and test."""
     hflip: float = 0.5
     group_aspects: bool = True
-    """Batches of wide or of tall images, so that less of them is padding."""
+    """Put only wide or only tall images into a batch, which needs less padding."""
     skip_empty_boxes: bool = False
-    """Train without the boxes that have no width or height, and tell which they are."""
+    """Leave boxes without width or height out of the training, and report them."""
     skip_corrupt: bool = False
-    """Leave out images and annotations that are described wrongly, and unreadable images, which are looked for
-    first."""
+    """Leave out images and annotations that are described wrongly, and unreadable images, which are searched for
+    before training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorRecipe:
     name: Literal["retinanet", "mask_rcnn"]
     options: dict[str, Any] = field(default_factory=dict)
-    """Its keyword arguments: width, anchor_sizes, score_threshold, detections_per_image, and norm (retinanet) or
-    regions_per_image (mask_rcnn)."""
+    """Keyword arguments of the head: width, anchor_sizes, score_threshold, detections_per_image, and norm (retinanet)
+    or regions_per_image (mask_rcnn)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionRecipe(Recipe):
-    """Boxes, and with mask_rcnn masks; ``model`` is the backbone."""
+    """Boxes, and masks with mask_rcnn; ``model`` is the backbone."""
+
+    free_keys: ClassVar[frozenset[str]] = Recipe.free_keys | {
+        "data.source",
+        "data.skip_corrupt",
+        "data.skip_empty_boxes",
+        "data.train_annotations",
+        "data.val_annotations",
+    }
 
     data: DetectionData
     head: DetectorRecipe

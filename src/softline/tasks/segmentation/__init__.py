@@ -1,0 +1,37 @@
+"""A class for each pixel."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from softline.engine.task import Setup, TaskDefinition
+from softline.tasks.segmentation.recipe import SegmentationRecipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from softline.tasks.segmentation.task import Segmentation
+    from softline.tasks.segmentation.trained import TrainedSegmenter
+
+
+class SegmentationDefinition(TaskDefinition[SegmentationRecipe]):
+    recipe_type = SegmentationRecipe
+
+    # the extra ``dense`` is needed from here on
+
+    def build(self, recipe: SegmentationRecipe, setup: Setup) -> "Segmentation":
+        from softline.tasks.segmentation.build import build_segmentation
+
+        return build_segmentation(recipe, setup)
+
+    def network(self, recipe: SegmentationRecipe, facts: Mapping[str, Any]) -> "nn.Module":
+        from softline.tasks.segmentation.build import build_segmenter
+
+        return build_segmenter(recipe, len(facts["classes"]))
+
+    def trained(self, model: "nn.Module", recipe: SegmentationRecipe, facts: Mapping[str, Any]) -> "TrainedSegmenter":
+        from softline.tasks.segmentation.trained import TrainedSegmenter
+
+        return TrainedSegmenter(recipe.model.name, model, facts["classes"], recipe)
+
+
+definition = SegmentationDefinition()

@@ -1,4 +1,4 @@
-"""From recipes of detection and segmentation to their tasks: backbone, head, data."""
+"""Build a segmentation task from its recipe: backbone, head, data."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,23 +8,24 @@ from torch import nn
 
 from softline.data.semantic.sources import SemanticImages, SemanticSource, open_semantic
 from softline.data.semantic.transforms import SemanticTransform, semantic_eval_transform, semantic_train_transform
+from softline.engine.task import Notify, Setup, log
 from softline.heads.segmenters import semantic_fpn, upernet
-from softline.tasks.images import Notify, _check_classes, corrupt_indices, log
-from softline.tasks.networks import _with_head, build_body, colours
+from softline.tasks.images import check_split_classes, corrupt_indices
+from softline.tasks.networks import build_body, channel_statistics, with_head
 from softline.tasks.segmentation.recipe import SegmentationRecipe, SemanticData
 from softline.tasks.segmentation.task import Segmentation
-from softline.tasks.segmentation.windows import Windows
+from softline.tasks.segmentation.windows import SlidingWindows
 
 SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {"upernet": upernet, "semantic_fpn": semantic_fpn}
 
 
-def build_segmentation(recipe: SegmentationRecipe, *, notify: Notify = log.info) -> Segmentation:
-    data = recipe.data
+def build_segmentation(recipe: SegmentationRecipe, setup: Setup) -> Segmentation:
+    data, notify = recipe.data, setup.notify
     train_source = _open_semantic(data, data.train_split, notify)
     model = build_segmenter(recipe, len(train_source.classes), notify=notify)
     val_set = segmentation_val_set(recipe, model, notify=notify)
-    _check_classes(train_source.classes, val_set.source.classes, data)
-    mean, std = colours(model, data)
+    check_split_classes(train_source.classes, val_set.source.classes, data)
+    mean, std = channel_statistics(model, data)
     transform = semantic_train_transform(
         data.crop,
         base_size=data.base_size,
@@ -46,7 +47,7 @@ def build_segmentation(recipe: SegmentationRecipe, *, notify: Notify = log.info)
 
 
 def build_segmenter(recipe: SegmentationRecipe, num_classes: int, *, notify: Notify = log.info) -> nn.Module:
-    model = _with_head(SEGMENTERS, recipe.head, build_body(recipe.model, notify=notify), num_classes)
+    model = with_head(SEGMENTERS, recipe.head, build_body(recipe.model, notify=notify), num_classes)
     return model.to(memory_format=torch.channels_last) if recipe.model.channels_last else model
 
 
@@ -56,16 +57,16 @@ def segmentation_val_set(recipe: SegmentationRecipe, model: nn.Module, *, notify
 
 
 def segmentation_eval_transform(model: nn.Module, data: SemanticData) -> SemanticTransform:
-    mean, std = colours(model, data)
+    mean, std = channel_statistics(model, data)
     return semantic_eval_transform(short_side=data.short_side, long_side=data.long_side, mean=mean, std=std)
 
 
-def windows_of(data: SemanticData) -> Windows | None:
-    """Windows of the crop's size that overlap by a third, if images are evaluated in windows."""
+def windows_of(data: SemanticData) -> SlidingWindows | None:
+    """SlidingWindows of the crop's size that overlap by a third, if images are evaluated in windows."""
     if data.inference == "whole":
         return None
     height, width = data.crop
-    return Windows(crop=data.crop, stride=(max(height * 2 // 3, 1), max(width * 2 // 3, 1)))
+    return SlidingWindows(crop=data.crop, stride=(max(height * 2 // 3, 1), max(width * 2 // 3, 1)))
 
 
 def _open_semantic(data: SemanticData, split: str, notify: Notify) -> SemanticSource:

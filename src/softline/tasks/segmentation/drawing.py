@@ -1,4 +1,4 @@
-"""Predictions drawn on photographs: boxes and masks with names, or a colour for each pixel with a legend."""
+"""The class of each pixel drawn on photographs, with a legend."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from softline.tasks.drawing import OPACITY, _font
+from softline.tasks.drawing import OPACITY, pillow_font
 
 
 def draw_labels(image: Image.Image, labels: Tensor, classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
@@ -29,7 +29,7 @@ def _legend(
 ) -> Image.Image:
     """A line for each class: its colour, its name, its share of the pixels; as many as fit, the largest first."""
     size = max(min(height // 24, 18), 10)
-    line, font = size + size // 2, _font(size)
+    line, font = size + size // 2, pillow_font(size)
     fitting = max((height - size) // line, 1)
     if len(shares) > fitting:
         shares, hidden = shares[: fitting - 1], len(shares) - fitting + 1

@@ -1,7 +1,7 @@
-"""Recipes: everything that decides a training run, typed and checked, before any data is touched."""
+"""The recipe keys of segmentation."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from softline.checks import check_range
 from softline.engine.recipe import Recipe
@@ -12,47 +12,49 @@ from softline.errors import UserError
 class SemanticData:
     source: str
     layout: Literal["ade20k", "cityscapes", "folder"]
-    """How the directory is laid out; folder: SPLIT/* with SPLITannot/*.png, or images/SPLIT with masks/SPLIT."""
+    """Layout of the directory; folder is SPLIT/* with SPLITannot/*.png, or images/SPLIT with masks/SPLIT."""
     train_split: str = "train"
     val_split: str = "val"
     classes: list[str] | int | None = None
-    """Names, or how many there are; only of layout folder."""
+    """Names of the classes, or their number; only for layout folder."""
     ignore_index: int | None = None
-    """The value in the masks that means no class; only of layout folder."""
+    """Value in the masks that means no class; only for layout folder."""
     mean: tuple[float, ...] | None = None
-    """Of the channels, in 0 to 1; the model's own by default."""
+    """Mean of each channel in 0 to 1; defaults to the model's."""
     std: tuple[float, ...] | None = None
     crop: tuple[int, int]
     """Rows and columns of training images."""
     base_size: tuple[int, int] | None = None
-    """Short and long side into which training images are fitted first; None keeps their own."""
+    """Short and long side that training images are first resized to fit; None keeps their size."""
     scale: tuple[float, float] = (0.5, 2.0)
-    """By which training images are resized before the crop."""
+    """Range of the random factor by which training images are resized before they are cropped."""
     largest_share: float = 0.75
-    """Of a crop's pixels that one class may have, if a few tries find such a crop."""
+    """Largest share of a crop that one class should cover; a few crops are tried."""
     hflip: float = 0.5
     distort: bool = True
-    """Brightness, contrast, saturation and hue by chance."""
+    """Change brightness, contrast, saturation and hue at random."""
     short_side: int | None = None
-    """Test images are resized to it, and predictions back; None leaves them as they are."""
+    """Short side that test images are resized to, and predictions back; None keeps their size."""
     long_side: int | None = None
-    """The most that the long side of a test image becomes by that."""
+    """Longest long side of a resized test image."""
     inference: Literal["whole", "slide"] = "whole"
-    """Test images at once, or in windows of the crop's size that overlap by a third."""
+    """Run the model on whole test images, or on windows of the crop's size that overlap by a third."""
     skip_corrupt: bool = False
-    """Look for unreadable images and masks first and leave them out."""
+    """Search for unreadable images and masks before training and leave them out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmenterRecipe:
     name: Literal["upernet", "semantic_fpn"]
     options: dict[str, Any] = field(default_factory=dict)
-    """Its keyword arguments: channels, dropout, and auxiliary (upernet) or head_channels (semantic_fpn)."""
+    """Keyword arguments of the head: channels, dropout, and auxiliary (upernet) or head_channels (semantic_fpn)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationRecipe(Recipe):
     """A class for each pixel; ``model`` is the backbone."""
+
+    free_keys: ClassVar[frozenset[str]] = Recipe.free_keys | {"data.source", "data.skip_corrupt"}
 
     data: SemanticData
     head: SegmenterRecipe

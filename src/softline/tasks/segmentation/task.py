@@ -14,7 +14,7 @@ from softline.data.semantic.classes import IGNORE
 from softline.engine.task import Loss
 from softline.errors import UserError
 from softline.tasks.segmentation.metrics import SegmentationMetrics
-from softline.tasks.segmentation.windows import Windows
+from softline.tasks.segmentation.windows import SlidingWindows
 
 # of the auxiliary head's loss, as in mmsegmentation
 AUXILIARY_WEIGHT = 0.4
@@ -43,7 +43,7 @@ class Segmentation:
         *,
         train_set: Dataset[Any] | None = None,
         val_set: Dataset[Any] | None = None,
-        windows: Windows | None = None,
+        windows: SlidingWindows | None = None,
         channels_last: bool = False,
     ) -> None:
         self.model = model
@@ -112,7 +112,7 @@ class Segmentation:
 
 @torch.no_grad()
 def predict_labels(
-    model: nn.Module, image: Tensor, size: tuple[int, int] | None = None, *, windows: Windows | None = None
+    model: nn.Module, image: Tensor, size: tuple[int, int] | None = None, *, windows: SlidingWindows | None = None
 ) -> Tensor:
     """An image [3, H, W], normalised -> the class of each pixel [H, W] int64, or at another ``size`` (rows, columns).
 
@@ -125,7 +125,7 @@ def predict_labels(
     return _likeliest(image_logits(model, image, windows=windows), size or tuple(image.shape[-2:]))
 
 
-def image_logits(model: nn.Module, image: Tensor, *, windows: Windows | None = None) -> Tensor:
+def image_logits(model: nn.Module, image: Tensor, *, windows: SlidingWindows | None = None) -> Tensor:
     """Logits [K, H, W] in float32 of an image [3, H, W]; where windows overlap, their mean."""
     if windows is None:
         return model(image[None])[0].float()
@@ -181,7 +181,7 @@ def _check_crops(images: Any, labels: Any) -> None:
     raise UserError(f"training needs images and labels of one size, such as crops, got {sizes}")
 
 
-def _keep_in_step(model: nn.Module, image: Tensor, *, passes: int, windows: Windows | None) -> None:
+def _keep_in_step(model: nn.Module, image: Tensor, *, passes: int, windows: SlidingWindows | None) -> None:
     """Let a model that is spread over processes run equally often in all of them, as it must.
 
     Image sizes decide how often it runs. What this process lacks, it runs on the first part of an image.

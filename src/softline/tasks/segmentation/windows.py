@@ -1,4 +1,4 @@
-"""A class for each pixel."""
+"""Overlapping windows of large images."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ from softline.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
-    """Parts of an image that are run one by one, and that overlap.
+class SlidingWindows:
+    """Overlapping windows into which an image is cut for inference.
 
-    The last ones end at the border, as in mmsegmentation; an image that is smaller than a window is one itself.
+    The last windows end at the border, as in mmsegmentation; an image smaller than a window is one window.
     """
 
     crop: tuple[int, int]
     """Rows and columns of a window."""
     stride: tuple[int, int]
-    """Rows and columns from one to the next."""
+    """Rows and columns from one window to the next."""
     batch: int = 8
-    """How many run at once."""
+    """Windows in one batch."""
 
     def __post_init__(self) -> None:
         for crop, stride in zip(self.crop, self.stride, strict=True):
@@ -29,7 +29,7 @@ class Windows:
         check_integer("batch", self.batch, 1)
 
     def places(self, height: int, width: int) -> list[tuple[slice, slice]]:
-        """Rows and columns of each window, all of one size."""
+        """Return rows and columns of each window; all windows have the same size."""
         return [
             (rows, columns)
             for rows in _spans(height, self.crop[0], self.stride[0])

@@ -1,7 +1,7 @@
-"""From recipes of sequences to their tasks: encoder, classifier, data."""
+"""Build a sequence classification task from its recipe: encoder, classifier, data."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,18 @@ from softline.data.sequences.interface import SequenceSamples, SequenceSource, S
 from softline.data.sequences.listops import ListOpsSettings
 from softline.data.sequences.lra import open_lra
 from softline.engine import distributed
+from softline.engine.task import Notify, NotifyPreparing, Setup, log
 from softline.errors import UserError
-from softline.tasks.images import Notify, log
 from softline.tasks.sequence.recipe import ListOpsRecipe, SequenceData, SequenceRecipe
 from softline.tasks.sequence.task import SequenceClassification
 from softline.weights.releases import read_weights
 from softline.weights.renaming import check_keys
 
-TellPreparing = Callable[[str, int, int], None]
-"""Hears what is made before a run, how many of it there are, and of how many."""
 
-
-def build_sequence(
-    recipe: SequenceRecipe, *, notify: Notify = log.info, preparing: TellPreparing = lambda *_: None
-) -> SequenceClassification:
-    data = recipe.data
+def build_sequence(recipe: SequenceRecipe, setup: Setup) -> SequenceClassification:
+    data, notify = recipe.data, setup.notify
     with distributed.first_process_first():
-        train = open_sequences(data, data.train_split, notify=notify, preparing=preparing)
+        train = open_sequences(data, data.train_split, notify=notify, preparing=setup.preparing)
     val = open_sequences(data, data.val_split, notify=notify)
     notify(f"{data.name}: {len(train):,} sequences to train on, {len(val):,} to validate")
     if train.classes != val.classes:
@@ -47,7 +42,7 @@ def build_sequence(
 
 
 def sequence_facts(recipe: SequenceRecipe, source: SequenceSource) -> dict[str, Any]:
-    """What of the data decides on the network."""
+    """Return what the network must know of the data."""
     positions = recipe.model.options.get("positions", _power_of_two(source.max_length))
     if positions < source.max_length:
         raise UserError(
@@ -63,7 +58,7 @@ def sequence_facts(recipe: SequenceRecipe, source: SequenceSource) -> dict[str, 
 
 
 def sequence_model(recipe: SequenceRecipe, facts: Mapping[str, Any]) -> nn.Module:
-    """The network of a recipe without any weights.
+    """Create the network of a recipe with random weights.
 
     facts: classes, vocabulary, positions and parts, as `SequenceClassification.facts` has them.
     """
@@ -88,9 +83,12 @@ def open_sequences(
     *,
     make: bool = True,
     notify: Notify = log.info,
-    preparing: TellPreparing = lambda *_: None,
+    preparing: NotifyPreparing = lambda *_: None,
 ) -> SequenceSource:
-    """The sequences of a split. make: False reads only, and generates none."""
+    """Open the sequences of a split.
+
+    make: generate missing expressions of listops; False only reads.
+    """
     return open_lra(
         data.name,
         Path(data.source),
@@ -119,5 +117,5 @@ def _load(model: nn.Module, path: str, notify: Notify) -> None:
 
 
 def _power_of_two(length: int) -> int:
-    """The least that is not below ``length``."""
+    """Return the smallest power of two that is at least ``length``."""
     return 1 << (length - 1).bit_length()

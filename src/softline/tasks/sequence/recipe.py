@@ -1,7 +1,7 @@
-"""Recipes: everything that decides a training run, typed and checked, before any data is touched."""
+"""The recipe keys of sequence classification."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from softline.checks import check_range
 from softline.engine.recipe import Recipe
@@ -10,17 +10,17 @@ from softline.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class ListOpsRecipe:
-    """Expressions to generate; see `softline.data.sequences.listops.ListOpsSettings`."""
+    """ListOps expressions to generate; see `softline.data.sequences.listops.ListOpsSettings`."""
 
     samples: tuple[int, int, int] = (96_000, 2_000, 2_000)
-    """To train on, validate and test."""
+    """Number of training, validation and test expressions."""
     min_length: int = 500
-    """Expressions have more tokens than this,"""
+    """Expressions have more tokens than this."""
     max_length: int = 2000
-    """and fewer than this."""
+    """Expressions have fewer tokens than this."""
     seed: int = 0
     workers: int = 1
-    """Processes that generate."""
+    """Number of generating processes."""
 
     def check(self, name: str) -> None:
         for count in self.samples:
@@ -34,22 +34,24 @@ class ListOpsRecipe:
 @dataclass(frozen=True, kw_only=True)
 class SequenceData:
     name: Literal["listops", "text", "retrieval", "image", "pathfinder"]
-    """The task of the Long Range Arena."""
+    """Name of the task in the Long Range Arena."""
     source: str
     """Directory with its files, such as lra_release."""
     generate: ListOpsRecipe | None = None
-    """Of listops: expressions are made and kept in source, instead of read from the benchmark's files."""
+    """Generate the expressions of listops and keep them in source, instead of reading the benchmark's files."""
     train_split: Literal["train", "val", "test"] = "train"
     val_split: Literal["train", "val", "test"] = "val"
     max_length: int | None = None
-    """Of text and retrieval: bytes to which texts are cut; the benchmark's 4000 by default."""
+    """Number of bytes that texts are cut to (text and retrieval); defaults to the benchmark's 4000."""
     group_lengths: bool = False
-    """Batches of sequences that are alike in length, so that less of them is padding; the benchmark's are not."""
+    """Put sequences of similar length into a batch, which needs less padding; the benchmark does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceRecipe(Recipe):
     """One label for a sequence; ``model`` is lra_encoder."""
+
+    free_keys: ClassVar[frozenset[str]] = Recipe.free_keys | {"data.source", "data.generate.workers"}
 
     data: SequenceData
 
