@@ -53,3 +53,8 @@ def assert_fast_matches_definition(
 def prefix_mask(lengths: list[int], tokens: int) -> Tensor:
     """True for the first tokens of each sample: [B, N]."""
     return torch.arange(tokens) < torch.tensor(lengths)[:, None]
+
+
+def qkv(tokens: int = 35, heads: int = 2, dim: int = 8, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Queries, keys and values of two samples [2, H, N, D]."""
+    return [torch.randn(2, heads, tokens, dim, dtype=dtype) for _ in range(3)]

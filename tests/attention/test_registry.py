@@ -94,3 +94,30 @@ def test_dim_must_be_divisible_by_heads(dim, num_heads):
 def test_prefix_tokens_are_not_negative():
     with pytest.raises(ValueError, match="num_prefix_tokens must be at least 0, got -1"):
         create_attention("soft", 32, 2, num_prefix_tokens=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("soft", {"ratio": 2.5}),
+        ("soft", {"ratio": "22"}),
+        ("soft", {"ratio": None}),
+        ("soft", {"max_landmarks": True}),
+        ("soft", {"max_landmarks": (7.0, 7.0)}),
+        ("soft", {"iterations": 2.5}),
+        ("soft", {"iterations": True}),
+        ("soft", {"ridge": "0.1"}),
+        ("soft", {"ridge": float("inf")}),
+        ("soft", {"value_conv": 3.0}),
+        ("soft", {"num_prefix_tokens": 1.5}),
+        ("linformer", {"rank": 4.0}),
+        ("reformer", {"bucket_size": 4.5}),
+        ("reformer", {"rounds": 2.0}),
+        ("focused", {"power": "3"}),
+        ("performer", {"seed": "a"}),
+    ],
+)
+def test_options_of_the_wrong_kind_are_named(name, options):
+    (option,) = options
+    with pytest.raises(ValueError, match=option.replace("value_conv", "value convolution")):
+        create_attention(name, 32, 2, **options)

@@ -4,7 +4,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softline import create_attention
-from softline.ops import newton_inverse
 
 
 def released_block(module: nn.Module, x: Tensor, grid_size: tuple[int, int], ratio: int, normalize: bool) -> Tensor:
@@ -93,13 +92,6 @@ def test_bad_options_are_named_when_the_module_is_built():
         create_attention("softpp", 64, 2, value_conv=4)
     with pytest.raises(ValueError, match=r"ratio 8x8 must not be larger than the grid \(7x7 tokens\)"):
         create_attention("softpp", 64, 2, ratio=8)(torch.randn(1, 49, 64), (7, 7))
-
-
-def test_more_newton_steps_lower_the_residual_of_a_trained_like_kernel():
-    z = 0.3 * torch.randn(1, 1, 49, 32)
-    A = torch.exp(-(32**-0.5) / 2 * torch.cdist(z, z).square())
-    residuals = [newton_inverse(A, iterations=steps).residual.item() for steps in (5, 10, 20)]
-    assert residuals[0] > residuals[1] > residuals[2]
 
 
 def test_weights_do_not_grow_with_the_image_when_landmarks_are_merged():

@@ -87,7 +87,7 @@ def test_checkpoints_that_are_none_are_told_apart(evaluate, trained, tmp_path, m
     torch.save({"weight": torch.zeros(3)}, tmp_path / "weights.pt")
     messages = {
         tmp_path / "truncated.pt": "truncated.pt is truncated or not a checkpoint",
-        tmp_path / "program.pt": "it holds what could be a program, which is never run",
+        tmp_path / "program.pt": "it contains more than tensors, numbers and text, and is refused",
         tmp_path / "weights.pt": "weights.pt is not a checkpoint of softline: it has no recipe",
         tmp_path / "missing.pt": "no such checkpoint",
         trained / "run": "name a checkpoint file (there is a best.pt in it)",

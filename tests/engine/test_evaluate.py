@@ -6,7 +6,7 @@ from torch.utils.data import Dataset
 
 from softline.engine import distributed
 from softline.engine.evaluate import evaluate
-from softline.tasks import Classification
+from softline.tasks.classification.task import Classification
 
 
 class Rows(Dataset):

@@ -158,7 +158,8 @@ def _losses(recipe):
 @pytest.mark.parametrize(
     "option",
     [
-        ("--precision", "bf16"),
+        # not 16 pixels: on some processors torch's bfloat16 gradient of a 3 x 3 kernel is undefined on a 1 x 1 grid
+        ("--precision", "bf16", "--data.image_size", "32"),
         ("--model.grad_checkpointing", "true"),
         ("--model.channels_last", "true"),
         ("--optimizer.name", "lamb"),
@@ -174,7 +175,7 @@ def _losses(recipe):
 def test_option_trains(root, option):
     losses = _losses(small_recipe(root, *option))
     assert len(losses) == (15 if "cooldown" in option[0] else 10)
-    assert all(0 < loss < 3 for loss in losses)
+    assert max(losses[-3:]) < losses[0]
 
 
 def test_gradient_checkpointing_changes_nothing(root):

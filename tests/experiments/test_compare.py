@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from softline.cli import main
+from softline.engine.checkpoint import load_checkpoint
 from softline.engine.events import Stepped
 from softline.engine.reading import load_recipe
-from softline.experiments.compare import Comparison, CurvePoint, Row, Run, compare
+from softline.engine.task import build_task
+from softline.experiments.compare import Comparison, CurvePoint, Run, VariantResult, compare
 from softline.experiments.figures import plot_comparison
 from softline.experiments.model_cost import ModelCost, measure_costs
 from softline.experiments.presets import PRESETS, Variant, attention_variants, load_preset, variant_recipe
@@ -21,6 +23,7 @@ from softline.plotting.colors import comparison_colors
 from softline.tasks.classification.recipe import ClassificationRecipe
 from softline.tasks.networks import build_model
 from tests.experiments.misbehaving import misbehave
+from tests.tasks.small_dense import SEGMENTATION, dense_recipe, write_scenes
 
 SMALL_MODEL = ["--model.options.embed_dims=[8,8,8,8]", "--model.options.num_heads=[1,1,1,1]"]
 
@@ -61,23 +64,26 @@ def recipe(small) -> ClassificationRecipe:
     return loaded
 
 
-def built(recipe: Any) -> nn.Module:
-    return build_model(recipe.model, 10, recipe.data.image_size)
+def built(recipe: Any, classes: int = 10) -> nn.Module:
+    return build_model(recipe.model, classes, recipe.data.image_size)
 
 
-def run_of(seed: int, top1: float | None) -> Run:
-    reason = None if top1 is not None else "the loss is nan"
-    return Run(seed, 90, top1, reason, (CurvePoint(1.0, 2.0, 0.5), CurvePoint(2.0, 1.0, top1 or 0.1)))
+def run_of(seed: int, score: float | None) -> Run:
+    reason = None if score is not None else "the loss is nan"
+    curve = (CurvePoint(1.0, 2.0, 0.5), CurvePoint(2.0, 1.0, score or 0.1))
+    return Run(seed, 90, score, reason, curve, "top1")
 
 
-def row_of(name: str, *scores: float | None) -> Row:
+def row_of(name: str, *scores: float | None) -> VariantResult:
     cost = ModelCost(700_000, 6_000_000, 400_000, 500.0, 1500.0)
-    return Row(name, {}, cost, tuple(run_of(seed, score) for seed, score in enumerate(scores)))
+    return VariantResult(name, {}, cost, tuple(run_of(seed, score) for seed, score in enumerate(scores)))
 
 
 EXAMPLE = Comparison(
     "Example",
     "Table 2",
+    "top1",
+    "images",
     (0, 1),
     (row_of("softmax", 0.8, 0.9), row_of("softpp", 0.7, None), row_of("linear", None, None)),
     {"batch_size": 8},
@@ -145,8 +151,8 @@ def test_models_are_timed_in_turns():
 
 def test_costs_are_those_of_one_image(recipe):
     doubled = dataclasses.replace(recipe, batch_size=16)
-    costs = measure_costs({"once": recipe, "doubled": doubled}, 10, rounds=1)
-    assert costs["once"].parameters == sum(parameter.numel() for parameter in built(recipe).parameters())
+    costs = measure_costs({"once": recipe, "doubled": doubled}, build_task(recipe), rounds=1)
+    assert costs["once"].parameters == sum(parameter.numel() for parameter in built(recipe, 2).parameters())
     assert costs["once"].macs == costs["doubled"].macs > 0
     assert costs["doubled"].peak_bytes == pytest.approx(costs["once"].peak_bytes, rel=0.2)
     assert costs["once"].train_per_second > 0 < costs["once"].infer_per_second
@@ -179,7 +185,7 @@ def test_every_variant_is_trained_with_every_seed(recipe, tmp_path):
             assert kinds[-1] == "Finished"
     (point,) = result.rows[0].runs[0].curve
     assert point.epoch == 1
-    assert point.top1 == result.rows[0].runs[0].top1
+    assert point.score == result.rows[0].runs[0].score
 
 
 def test_variants_share_the_images_of_the_base(recipe, tmp_path):
@@ -316,7 +322,7 @@ def test_mean_and_spread_leave_diverged_seeds_out():
     assert both.spread == pytest.approx(0.1 / 2**0.5)
     assert (one.mean, one.spread, len(one.diverged)) == (0.7, None, 1)
     assert (none.mean, none.spread, len(none.diverged)) == (None, None, 2)
-    assert EXAMPLE.to_dict()["rows"][1]["top1"] == [0.7, None]
+    assert EXAMPLE.to_dict()["rows"][1]["scores"] == [0.7, None]
 
 
 def test_a_comparison_is_drawn(tmp_path):
@@ -328,6 +334,33 @@ def test_variants_have_different_colours():
     for preset in PRESETS.values():
         names = [variant.name for variant in preset.variants]
         assert len(set(comparison_colors(names).values())) == len(names)
+
+
+# other tasks
+
+
+def test_results_written_before_metrics_had_names_are_read(recipe, tmp_path):
+    first = compare(recipe, [Variant("a", {})], seeds=[0], output=tmp_path / "runs")
+    path = tmp_path / "runs/a/seed0/result.json"
+    content = json.loads(path.read_text())
+    content["run"]["top1"] = content["run"].pop("score")
+    del content["run"]["metric"]
+    path.write_text(json.dumps(content))
+    again = compare(recipe, [Variant("a", {})], seeds=[0], output=tmp_path / "runs")
+    assert again.rows[0].runs == first.rows[0].runs
+
+
+def test_segmenters_are_compared_by_their_own_metric(tmp_path):
+    write_scenes(tmp_path)
+    recipe = dense_recipe(SEGMENTATION, tmp_path)
+    result = compare(recipe, attention_variants(["softpp", "inline"]), seeds=[0], output=tmp_path / "runs")
+    assert (result.metric, result.unit) == ("mIoU", "images")
+    for row in result.rows:
+        checkpoint = load_checkpoint(tmp_path / "runs" / row.name / "seed0/last.pt")
+        assert row.scores == [checkpoint["metrics"]["mIoU"]]
+        assert [point.score for point in row.runs[0].curve][-1] == row.scores[0]
+        assert row.cost.macs > 0
+    assert result.rows[0].cost.macs != result.rows[1].cost.macs
 
 
 # the command

@@ -130,7 +130,7 @@ def test_bad_options_are_named():
             semantic_fpn(body(), 5, head_channels=width)
     with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
         upernet(body(), 0)
-    with pytest.raises(ValueError, match=r"dropout must be less than 1, got 1\.0"):
+    with pytest.raises(ValueError, match=r"dropout must be at least 0 and below 1, got 1\.0"):
         upernet(body(), 5, dropout=1.0)
     with pytest.raises(ValueError, match=r"strides \(4, 8, 16, 32\), got \(4, 8\)"):
         upernet(body(out_indices=(0, 1)), 5)

@@ -47,10 +47,8 @@ def test_all_tables_agree_with_the_results(tool):
 
 
 def test_every_result_has_a_table_in_the_documentation(tool):
-    blocks = [
-        match["name"] for page in (ROOT / "docs").rglob("*.md") for match in tool.BLOCK.finditer(page.read_text())
-    ]
-    assert set(blocks) == set(tool.newest(ROOT / "benchmarks" / "results"))
+    text = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    assert {match["name"] for match in tool.BLOCK.finditer(text)} == set(tool.newest(ROOT / "benchmarks" / "results"))
 
 
 def test_readme_and_documentation_are_the_default_pages(tool):
@@ -63,7 +61,7 @@ def test_readme_and_documentation_are_the_default_pages(tool):
 def test_no_table_names_a_path_of_one_machine(tool):
     for page in tool.default_pages():
         for match in tool.BLOCK.finditer(page.read_text()):
-            assert not re.search(r"[ =]/", match[0]), page
+            assert not re.search(r"[ =`]/(?!speed)\w", match[0]), page
 
 
 def test_blocks_are_filled_from_the_newest_results(tool, tmp_path, capsys):

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from softline.ops import gaussian_kernel, newton_inverse
+from softline.ops import newton_inverse
 from softline.ops.newton import newton_alpha
 
 relaxed = settings(deadline=None, max_examples=40)
@@ -155,9 +155,3 @@ def test_bad_input_is_named():
         newton_inverse(torch.eye(3), iterations=0)
     with pytest.raises(ValueError, match="start must be one of halving, norm; got 'nrm'; did you mean 'norm'"):
         newton_inverse(torch.eye(3), start="nrm")
-
-
-def test_gaussian_kernel_equals_explicit_differences():
-    x, y = torch.randn(2, 3, 9, 8, dtype=torch.float64), torch.randn(2, 3, 5, 8, dtype=torch.float64)
-    expected = torch.exp(-0.35 / 2 * (x[..., :, None, :] - y[..., None, :, :]).square().sum(-1))
-    torch.testing.assert_close(gaussian_kernel(x, y, scale=0.35), expected)

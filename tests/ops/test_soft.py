@@ -52,10 +52,11 @@ def test_attention_equals_the_papers_equations(tokens, landmarks, spread, normal
     torch.testing.assert_close(soft_attention(q, z, v, **options), expected @ v, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize(("inverse", "ridge"), INVERSES)
-@pytest.mark.parametrize(("tokens", "landmarks"), [(1, 1), (49, 9), (63, 49), (196, 49)])
-def test_linear_form_matches_definition(tokens, landmarks, inverse, ridge, normalize):
+@pytest.mark.parametrize(
+    ("tokens", "landmarks", "normalize"), [(1, 1, True), (49, 9, False), (63, 49, True), (196, 49, False)]
+)
+def test_linear_form_matches_definition(tokens, landmarks, normalize, inverse, ridge):
     options = {"normalize": normalize, "inverse": inverse, "ridge": ridge}
     assert_fast_matches_definition(
         lambda q, z, v: soft_attention(q, z, v, **options),
@@ -75,9 +76,10 @@ def test_gradient_equals_autograd_through_the_naive_equations():
             torch.testing.assert_close(a, e, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize(("inverse", "ridge"), INVERSES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("normalize", "dtype"), [(False, torch.float64), (True, torch.float32)], ids=["soft float64", "softpp float32"]
+)
 def test_identical_tokens_give_finite_outputs_and_gradients(normalize, inverse, ridge, dtype):
     q = torch.ones(1, 2, 64, 16, dtype=dtype)
     landmarks, v = torch.ones(1, 2, 49, 16, dtype=dtype), torch.randn(1, 2, 64, 16, dtype=dtype)
@@ -224,9 +226,10 @@ def test_cells_of_another_batch_are_refused():
         soft_attention(q, q, q, normalize=True, cells=torch.ones(3))
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("whole_numbers", [0, 2 * 6 * 20])
-@pytest.mark.parametrize("block_numbers", [1, 2 * 6 * 7])
+@pytest.mark.parametrize(
+    ("whole_numbers", "block_numbers", "masked"),
+    [(0, 1, True), (0, 2 * 6 * 7, False), (2 * 6 * 20, 1, False), (2 * 6 * 20, 2 * 6 * 7, True)],
+)
 def test_parts_of_samples_and_tokens_give_what_all_give(monkeypatch, whole_numbers, block_numbers, masked):
     """One token at a time, seven, or one whole sample: values, gradients of everything, and what masks hide."""
     q, z, v = inputs(20, 6)
@@ -243,11 +246,11 @@ def test_parts_of_samples_and_tokens_give_what_all_give(monkeypatch, whole_numbe
         torch.testing.assert_close(chunked, expected, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("block_numbers", [2**23, 3 * 2])
+@pytest.mark.parametrize("block_numbers", [2**23, 3 * 2], ids=["one block", "blocks of 3 tokens"])
 def test_gradients_of_gradients(monkeypatch, block_numbers):
     monkeypatch.setattr(soft_linear, "WHOLE_NUMBERS", 0)
     monkeypatch.setattr(soft_linear, "CPU_BLOCK_NUMBERS", block_numbers)
-    q, z, v = (x[:1, :1, :, :4].clone().requires_grad_() for x in inputs(5, 3))
+    q, z, v = (x[:1, :1, :, :2].clone().requires_grad_() for x in inputs(4, 2))
 
     def attend(q, z, v):
         return soft_attention(q, z, v, normalize=True, inverse="cholesky", ridge=0.1)
@@ -267,8 +270,7 @@ def test_training_keeps_nothing_for_every_pair_of_token_and_landmark():
     assert large == {q.data_ptr(), v.data_ptr()}
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("spread", [0.5, 0.7, 1.0])
+@pytest.mark.parametrize(("spread", "normalize"), [(0.5, True), (0.5, False), (0.7, True), (1.0, False)])
 def test_the_direct_solve_equals_newton_where_newton_converges(spread, normalize):
     """To 1e-5 in float32, at condition numbers to about 100."""
     generator = torch.Generator().manual_seed(0)
@@ -282,14 +284,6 @@ def test_the_direct_solve_equals_newton_where_newton_converges(spread, normalize
     size = newton.abs().max().item()
     torch.testing.assert_close(direct, newton, rtol=0, atol=1e-5 * size)
     torch.testing.assert_close(eigen, newton, rtol=0, atol=1e-5 * size)
-
-
-def test_a_large_batch_is_cut_into_samples_not_into_few_tokens():
-    """And a sample's result is the same to the last bit, whoever is beside it in a batch too large to treat at once."""
-    q, z, v = (torch.randn(12, 16, n, 8) for n in (1000, 49, 1000))
-    together = soft_attention(q, z, v, normalize=True)
-    alone = torch.cat([soft_attention(*(x[i : i + 1] for x in (q, z, v)), normalize=True) for i in range(12)])
-    torch.testing.assert_close(together, alone, rtol=0, atol=0)
 
 
 def test_a_gradient_that_overflows_is_not_finite():

@@ -1,18 +1,18 @@
-import argparse
 import dataclasses
 import functools
+import io
 import re
-import sys
 from html.parser import HTMLParser
 
 import pytest
 import torch
+from PIL import Image
 
-from softline.cli import main, quickstart
-from softline.experiments.compare import Comparison, CurvePoint, Row, Run
+from softline.analysis.heatmap import HeatMap
+from softline.experiments.compare import Comparison, CurvePoint, Run, VariantResult
 from softline.experiments.model_cost import ModelCost
 from softline.measure.scaling import ScalingRow
-from softline.report.examples import Example, HeatMap
+from softline.report.examples import Example
 from softline.report.figures import contrast_png, draw_panel, heat_map_svg
 from softline.report.findings import switched_off
 from softline.report.page import Report, render
@@ -48,12 +48,13 @@ class Page(HTMLParser):
         assert self.open.pop() == tag, f"</{tag}> closes another element"
 
 
-def row(name, *, top1=0.861, seeds=1):
+def row(name, *, score=0.861, seeds=1):
     cost = ModelCost(
         parameters=693_738, macs=5_800_000, peak_bytes=402_653, train_per_second=806, infer_per_second=2676
     )
-    curve = (CurvePoint(1.0, 1.2, 0.7), CurvePoint(2.0, 0.9, top1))
-    return Row(name, {}, cost, tuple(Run(seed, 186, top1 + 0.01 * seed, None, curve) for seed in range(seeds)))
+    curve = (CurvePoint(1.0, 1.2, 0.7), CurvePoint(2.0, 0.9, score))
+    runs = tuple(Run(seed, 186, score + 0.01 * seed, None, curve, "top1") for seed in range(seeds))
+    return VariantResult(name, {}, cost, runs)
 
 
 def comparison(*rows, title="A look", seeds=1):
@@ -64,7 +65,7 @@ def comparison(*rows, title="A look", seeds=1):
     }
     machine = {"cpu": "a & b", "cores": 2, "threads": 2, "softline": "0", "torch": "2", "python": "3"}
     rows = rows or tuple(row(name, seeds=seeds) for name in ("softmax", "softpp", "inline"))
-    return Comparison(title, "", tuple(range(seeds)), rows, recipe, machine)
+    return Comparison(title, "", "top1", "images", tuple(range(seeds)), rows, recipe, machine)
 
 
 def scaling(softpp=(4.0, 20.0)):
@@ -77,9 +78,13 @@ def scaling(softpp=(4.0, 20.0)):
 
 
 def example(label="Coat", low=-0.25):
-    row = torch.linspace(low, 0.5, 49).reshape(7, 7)
-    maps = {name: HeatMap(row, (1, 2), 0, 0.75) for name in ("softmax", "softpp", "inline")}
-    return Example("test/0", torch.rand(1, 28, 28), label, maps, ("Coat", "Bag"))
+    values = torch.linspace(low, 0.5, 49).reshape(7, 7)
+    maps = {name: heat_map(values, (1, 2)) for name in ("softmax", "softpp", "inline")}
+    return Example("test/0", torch.rand(1, 28, 28), label, maps, dict.fromkeys(maps, ("Coat", 0.75)))
+
+
+def heat_map(values, query=(0, 0)):
+    return HeatMap("model", "test/0", "stage 1, block 1, head 1", query, (7, 7), values)
 
 
 @functools.cache
@@ -138,7 +143,7 @@ def test_every_section_is_there():
 
 
 def test_the_table_has_the_numbers_of_the_comparison():
-    html = page(comparison=comparison(row("softmax", top1=0.8234), row("softpp"), row("inline")))
+    html = page(comparison=comparison(row("softmax", score=0.8234), row("softpp"), row("inline")))
     first = re.search(r"<tbody><tr>(.*?)</tr>", html)[1]
     cells = [re.sub(r"<.*?>", "", cell) for cell in re.findall(r"<td>(.*?)</td>", first)]
     assert cells == ["softmax", "82.3 %", "85.0 %", "693,738", "5.80 M", "0.38 MiB", "806", "2,676"]
@@ -151,9 +156,8 @@ def test_several_seeds_have_a_spread():
 
 
 def test_a_diverged_run_is_named():
-    diverged = Row("softpp", {}, row("softpp").cost, (Run(0, 3, None, "the loss is nan", ()),))
+    diverged = VariantResult("softpp", {}, row("softpp").cost, (Run(0, 3, None, "the loss is nan", (), "top1"),))
     text = text_of(page(comparison=comparison(row("softmax"), diverged)))
-    assert "diverged" in text
     assert "1 run diverged" in text
 
 
@@ -173,20 +177,20 @@ def test_what_is_said_about_speed_is_computed():
 
 
 def test_negative_weights_are_named_where_they_occur():
-    assert "Weights below zero" in text_of(page())
-    assert "Weights below zero" not in text_of(page(examples=[example(low=0.1)]))
+    assert "Negative weights" in text_of(page())
+    assert "Negative weights" not in text_of(page(examples=[example(low=0.1)]))
 
 
 def test_faint_weights_are_named():
-    even = HeatMap(torch.full((7, 7), 1e-8), (0, 0), 0, 1.0)
+    even = heat_map(torch.full((7, 7), 1e-8))
     text = text_of(page(examples=[dataclasses.replace(example(), maps={"softmax": even, "softpp": even})]))
     assert "The weights of SOFT++ add up to at most 5e-07 in these rows" in text
     assert "passes on next to nothing" not in text_of(page())
 
 
-@pytest.mark.parametrize(("off", "said"), [(0.85, "not which attention is better"), (0.5, "owes to it")])
+@pytest.mark.parametrize(("off", "said"), [(0.85, "not which attention is better"), (0.5, "depends on it")])
 def test_what_the_attention_adds_is_said(off, said):
-    text = switched_off([row("softmax", top1=0.86)], {"softmax": off})
+    text = switched_off([row("softmax", score=0.86)], {"softmax": off})
     assert f"softmax +{100 * (0.86 - off):.1f}" in text
     assert said in text
 
@@ -196,6 +200,16 @@ def test_what_was_reused_is_said():
     assert "had been trained" not in text_of(page())
 
 
+def test_every_attention_has_one_colour_in_all_sections():
+    renamed = {"softmax": "softmax", "softpp": "reformer", "inline": "linear"}
+    rows = [dataclasses.replace(one, attention=renamed[one.attention]) for one in scaling()]
+    html = page(comparison=comparison(*map(row, renamed.values())), scaling=rows)
+    colors = set(re.findall(r"--hue: (#[0-9a-f]{6})", html))
+    assert len(colors) == 2
+    assert set(re.findall(r"stroke: (#[0-9a-f]{6}); stroke-width: 2;", html)) == colors
+    assert "stroke: var(--softmax)" in html
+
+
 def test_pictures_have_a_description_with_their_numbers():
     html = page()
     assert len(re.findall(r'<svg [^>]*role="img" aria-label="[^"]{20,}"', html)) == html.count("<svg ")
@@ -203,7 +217,7 @@ def test_pictures_have_a_description_with_their_numbers():
 
 
 def test_curves_follow_the_pages_colours():
-    svg = draw_panel("x", "title", [], xlabel="epoch")
+    svg = draw_panel("x", "title", [], {}, xlabel="epoch")
     assert "currentColor" in svg
     assert "#010203" not in svg
 
@@ -213,68 +227,9 @@ def test_the_frame_is_around_the_query():
 
 
 def test_colours_tell_more_from_less():
-    import io
-
-    from PIL import Image
-
     pixels = Image.open(io.BytesIO(contrast_png(torch.tensor([[-1.0, 0.0, 1.0]]))))
     cool, even, warm = (pixels.getpixel((x, 0)) for x in range(3))
     assert cool[2] > cool[0]
     assert warm[0] > warm[2]
     assert even[3] == 0
     assert cool[3] == warm[3] > 0
-
-
-# the command
-
-
-def options(output, **changes):
-    arguments = {"output": output, "seed": 0, "attentions": ["softmax", "inline"], "json": None, **changes}
-    return argparse.Namespace(**arguments)
-
-
-SMALL = {
-    "overrides": ["--schedule.epochs=0.02", "--schedule.warmup_epochs=0", "--eval_batch_size=500"],
-    "image_sizes": (16, 32),
-    "jobs": 1,
-}
-
-
-def test_quickstart_ends_with_the_path_of_its_report_and_can_be_repeated(tmp_path, capsys):
-    output = tmp_path / "runs" / "first"
-    quickstart.run(options(output), **SMALL)
-    report = output / "report.html"
-    said = capsys.readouterr().out
-    assert said.strip().endswith(str(report))
-    assert "softmax" in said
-    assert (output / "quickstart.json").is_file()
-    html = report.read_text()
-    assert Page(html).open == []
-    assert len(html) < 1_500_000
-
-    # unfinished: what is trained is kept, and the report says so
-    report.unlink()
-    quickstart.run(options(output), **SMALL)
-    assert "unfinished" in capsys.readouterr().out
-    assert "softmax and InLine had been trained" in text_of(report.read_text())
-
-
-def test_an_earlier_report_stays(tmp_path):
-    output = tmp_path / "quickstart"
-    assert quickstart.free_directory(output) == output
-    for name in ("quickstart", "quickstart-2"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "report.html").touch()
-    assert quickstart.free_directory(output) == tmp_path / "quickstart-3"
-
-
-def test_an_unknown_attention_ends_in_a_message(tmp_path, capsys):
-    assert main(["quickstart", "--output", str(tmp_path / "x"), "--attentions", "softmax,sofpp"]) == 2
-    assert "attention" in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
-
-
-def test_without_matplotlib_it_ends_in_a_message(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["quickstart", "--output", str(tmp_path / "x")]) == 2
-    assert "matplotlib: pip install 'softline[train]'" in capsys.readouterr().err

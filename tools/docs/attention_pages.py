@@ -44,7 +44,7 @@ def overview(_: str = "") -> str:
         paper = "" if link is None else f"[{link.removeprefix('https://').removeprefix('arxiv.org/abs/')}]({link})"
         options = ", ".join(f"`{option}`" for option in option_names(name) or [] if option not in COMMON)
         rows.append([f"[`{name}`]({name}.md)", growth, paper, options, _headline(name)])
-    head = ["name", "cost of 4x the tokens", "paper", "options", ""]
+    head = ["name", "cost of 4x the tokens", "paper", "options", "description"]
     return f"""{described_table(head, rows)}
 
 The second column is the ratio of the multiply-adds for {GRIDS[-1]} x {GRIDS[-1]} and {GRIDS[-2]} x {GRIDS[-2]} tokens,
@@ -62,7 +62,7 @@ def _page(name: str, costs: list[int]) -> str:
         _description(name),
         _example(name),
         "## Options",
-        described_table(["option", "type", "default", ""], _options(name)),
+        described_table(["option", "type", "default", "description"], _options(name)),
         _notes(_module(function)),
         *_operator(name),
         "## Cost",
@@ -222,12 +222,9 @@ def _costs(name: str) -> list[int]:
 
 def _cost_table(costs: list[int]) -> str:
     head = ["", *(f"{side} x {side} tokens" for side in GRIDS)]
-    steps = ["", *(f"{after / before:.2f}x" for before, after in pairwise(costs))]
-    rows = [
-        ["million multiply-adds", *(f"{cost / 1e6:,.1f}" for cost in costs)],
-        ["relative to the previous column", *steps],
-    ]
+    counts = ["million multiply-adds", *(f"{cost / 1e6:,.1f}" for cost in costs)]
+    steps = ["relative to the previous column", "", *(f"{after / before:.2f}x" for before, after in pairwise(costs))]
     return (
-        f"The multiply-adds are counted for one layer with {DIM} channels and {HEADS} heads, including its projections. "
-        f"Each column has four times the tokens of the previous one.\n\n{table(head, rows)}"
+        f"The multiply-adds are counted for one layer with {DIM} channels and {HEADS} heads, including projections. "
+        f"Each column has four times the tokens of the previous one.\n\n{table(head, [counts, steps])}"
     )

@@ -27,9 +27,8 @@ def figure(name: str, description: str) -> tuple[str, list[Table]]:
     numbers = FIGURES / f"{name}.json"
     for path in (image, numbers):
         if not path.is_file():
-            raise ValueError(
-                f"{path.relative_to(FIGURES.parents[1])} does not exist: create it with softline analyze {kind}"
-            )
+            shown = path.relative_to(FIGURES.parents[1])
+            raise ValueError(f"{shown} does not exist: create it with softline analyze {kind}")
     content = json.loads(numbers.read_text())
     # the output path does not influence the figure
     command = re.sub(r" --output \S+", "", content.pop("command"))

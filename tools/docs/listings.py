@@ -98,7 +98,7 @@ def recipes(_: str = "") -> str:
         rows = [_recipe(name, texts[name], contents[name]) for name in texts if contents[name]["task"] == task]
         # a task of another package has its recipes elsewhere
         if rows:
-            parts.append(f"### {task.capitalize()}\n\n{described_table(['recipe', 'model', ''], rows)}")
+            parts.append(f"### {task.capitalize()}\n\n{described_table(['recipe', 'model', 'description'], rows)}")
     return "\n\n".join(parts)
 
 
@@ -140,7 +140,7 @@ def presets(_: str = "") -> str:
         [f"`{preset.name}`", preset.reference, ", ".join(variant.name for variant in preset.variants), preset.title]
         for preset in PRESETS.values()
     ]
-    return described_table(["preset", "in the papers", "variants", ""], rows)
+    return described_table(["preset", "in the papers", "variants", "what is compared"], rows)
 
 
 def operator_reference() -> str:

@@ -3,7 +3,8 @@
 Attention rollout (Abnar and Zuidema, https://arxiv.org/abs/2005.00928) shows how much the classifier's input depends on
 each patch. It assumes that half of every block's output is the block's input, and half what its attention gathers,
 averaged over the heads. Since weights may be negative here and rows need not sum to 1, absolute values are taken and
-each row is divided by its sum. Between the stages of a pyramid a token's share spreads evenly over its part of the image.
+each row is divided by its sum. Between the stages of a pyramid a token's share is spread evenly over its part of the
+image.
 """
 
 from collections.abc import Sequence

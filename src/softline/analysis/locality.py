@@ -1,25 +1,27 @@
 """How local attention is: Fig. 3 and Table 2 of the InLine paper.
 
-The local mass of a query is the share of its weights that lies on the 3 x 3 tokens around it, itself included:
-sum of |w| there over the sum of all |w|, which for softmax is the paper's sum of attention scores. Queries are the
-tokens of the grid; chance is the share of tokens that lie there, the mean over the same queries.
+The local mass of a query is the share of its weights on the 3 x 3 tokens around it, itself included: the sum of |w|
+there divided by the sum of all |w|. For softmax this is the paper's sum of attention scores. Queries are the tokens of
+the grid. Chance is the local mass of even weights, averaged over the same queries.
 
-Table 2 hides keys from every query: the tokens of a window around it, or as many of the grid's at random. What weights
-remain are normalised as the attention does it: InLine by subtraction, attentions that divide by the sum of a row by
-division, the others not at all.
+Table 2 hides keys from every query: the tokens of a window around it, or the same number of tokens of the grid at
+random. The remaining weights are normalised as the attention normalises its own: InLine by subtraction, attentions that
+divide a row by its sum by division, the others not at all.
 
-Layers that attend inside windows or strips are left out: what is near is most of what they see.
+Layers that attend inside windows or strips are left out: most of what they see is near.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from softline.analysis.subjects import Picture, Subject, source_pictures
+from softline.attention.hooks import AttentionCall, replace_weights
 from softline.attention.multihead import MultiHeadAttention
 from softline.backbones.inspection import Layer, LayerInput
 from softline.data.images import ImageSource
@@ -29,17 +31,18 @@ from softline.ops.inputs import divide
 from softline.plotting.colors import comparison_colors
 from softline.plotting.figures import new_axes, tidy
 
-# attentions whose rows sum to 1 because they are divided by their sum
 DIVIDED = ("softmax", "linear", "performer", "reformer", "focused")
+"""Attentions whose rows sum to 1 because they are divided by their sum."""
 SIDE = 3
-# of the explicit weights of a layer, whose keys are hidden
 WEIGHTS_BYTES = 2**28
+"""Memory for the explicit weights of a layer whose keys are hidden; it decides the batch size."""
 MOST_WEIGHTS_BYTES = 2**31
+"""Largest size of these weights for a single image."""
 
 
 @dataclass(frozen=True)
 class LayerMass:
-    """Of one layer, the mean over queries, heads and images."""
+    """The local mass of a layer, averaged over queries, heads and images."""
 
     layer: str
     operator: str
@@ -51,7 +54,7 @@ class LayerMass:
 def local_masses(
     subject: Subject, pictures: Sequence[Picture], *, size: int | None = None, side: int = SIDE
 ) -> list[LayerMass]:
-    """Of every layer that sees a grid larger than the window of ``side`` x ``side`` tokens."""
+    """Measure every layer that sees a grid larger than the window of ``side`` x ``side`` tokens."""
     found: dict[int, list[float]] = {}
     given: dict[int, LayerInput] = {}
     for picture in pictures:
@@ -83,7 +86,7 @@ def is_larger(grid_size: GridSize, side: int) -> bool:
 
 @torch.no_grad()
 def local_mass(given: LayerInput, *, side: int = SIDE) -> Tensor:
-    """The share of the weights on the window around the query, the mean over the grid's queries [B, heads]."""
+    """The share of the weights on the window around the query, averaged over the queries of the grid: [B, heads]."""
     prefix, shares = given.layer.prefix, []
     near = _neighbours(given.grid_size, side, given.x.device)
     for tokens, rows in given.row_blocks():
@@ -96,19 +99,19 @@ def local_mass(given: LayerInput, *, side: int = SIDE) -> Tensor:
 
 def chance(given: LayerInput, *, side: int = SIDE) -> float:
     """The local mass of even weights."""
-    # the tokens of a window are those of its rows times those of its columns
+    # the number of tokens in a window is its rows times its columns
     rows, columns = (_mean_width(length, side) for length in given.grid_size)
     return rows * columns / given.tokens
 
 
 def _mean_width(length: int, side: int) -> float:
-    """Of windows around each token of an axis, cut off at its ends."""
+    """The mean width of the windows around the tokens of an axis, which are cut off at its ends."""
     half = side // 2
     return sum(min(place + half, length - 1) - max(place - half, 0) + 1 for place in range(length)) / length
 
 
 def _neighbours(grid_size: GridSize, side: int, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """What tells which tokens of the grid lie in the windows around tokens [R]: bool [R, height * width]."""
+    """A function from tokens [R] to the tokens of the grid in the windows around them: bool [R, height * width]."""
     if side < 1 or side % 2 == 0:
         raise UserError(f"the side of a window must be odd, got {side}")
     rows, columns = (torch.arange(length, device=device) for length in grid_size)
@@ -126,13 +129,14 @@ def _neighbours(grid_size: GridSize, side: int, device: torch.device) -> Callabl
 
 @dataclass(frozen=True)
 class MaskedAccuracy:
-    """Top-1 of 0 to 1 with some keys hidden in some layers."""
+    """Accuracy with some keys hidden in some layers."""
 
     keys: str
-    """Which are hidden."""
+    """The keys that are hidden."""
     top1: float
+    """Accuracy from 0 to 1."""
     layers: list[str]
-    """Where: those whose grid is larger than the window."""
+    """The layers where they are hidden: those whose grid is larger than the window."""
 
 
 def masked_accuracies(
@@ -144,9 +148,9 @@ def masked_accuracies(
     seed: int = 0,
     size: int | None = None,
 ) -> list[MaskedAccuracy]:
-    """Accuracy on ``count`` images as the model is, and with local or random keys hidden from every query."""
+    """Measure the accuracy on ``count`` images, first unchanged, then with local or random keys hidden."""
     if not subject.classes:
-        raise UserError(f"{subject.name} is no trained classifier: there is no accuracy to lose")
+        raise UserError(f"{subject.name} is not a trained classifier: there is no accuracy to measure")
     images, labels = _labelled(subject, source, count, size)
     seen = [one for one in subject.look(images[:1])[0] if isinstance(one.layer.attention, MultiHeadAttention)]
     if not seen:
@@ -165,31 +169,20 @@ def masked_accuracies(
 
 @contextmanager
 def hidden_keys(layers: Sequence[Layer], *, side: int, seed: int | None = None) -> Iterator[None]:
-    """Hide the keys of the window around every query from these layers.
+    """Hide the keys of the window around every query in these layers.
 
-    seed: hide as many keys of the grid at random instead, others in each layer and the same for all images.
+    seed: hide the same number of random keys of the grid instead; they differ between layers, not between images.
     """
-    for place, layer in enumerate(layers):
-        # in the instance, where it hides the class's
-        layer.attention.forward = _without_keys(layer, side, None if seed is None else seed + place)
-    try:
+    with ExitStack() as stack:
+        for place, layer in enumerate(layers):
+            change = partial(_without_keys, layer=layer, side=side, seed=None if seed is None else seed + place)
+            stack.enter_context(replace_weights(layer.attention, change))
         yield
-    finally:
-        for layer in layers:
-            del layer.attention.forward
 
 
-def _without_keys(layer: Layer, side: int, seed: int | None) -> Callable[..., Tensor]:
-    attention: Any = layer.attention
-
-    def forward(x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None, **options: Any) -> Tensor:
-        weights = attention.weights(x, grid_size, key_mask)
-        hidden = _hidden(grid_size, layer.prefix, side, seed, x.device)
-        kept = leave_out(weights, hidden, layer.operator)
-        mixed: Tensor = attention.mix(kept, x, grid_size, key_mask, **options)
-        return mixed
-
-    return forward
+def _without_keys(weights: Tensor, call: AttentionCall, *, layer: Layer, side: int, seed: int | None) -> Tensor:
+    hidden = _hidden(call.grid_size, layer.prefix, side, seed, weights.device)
+    return leave_out(weights, hidden, layer.operator)
 
 
 def _hidden(grid_size: GridSize, prefix: int, side: int, seed: int | None, device: torch.device) -> Tensor:
@@ -197,7 +190,7 @@ def _hidden(grid_size: GridSize, prefix: int, side: int, seed: int | None, devic
     count = grid_size[0] * grid_size[1]
     hidden = _neighbours(grid_size, side, device)(torch.arange(count, device=device))
     if seed is not None:
-        # the lowest of random numbers, as many as the window has
+        # the lowest of random numbers, as many as the window has tokens
         numbers = torch.rand(count, count, generator=torch.Generator().manual_seed(seed))
         turn = numbers.to(device).argsort(-1).argsort(-1)
         hidden = turn < hidden.sum(-1, keepdim=True)
@@ -224,13 +217,13 @@ def _labelled(subject: Subject, source: ImageSource, count: int, size: int | Non
 
 
 def _batch_size(subject: Subject, seen: Sequence[LayerInput], side: int) -> int:
-    """So many images that the weights of a layer, all N x N of them, do not fill the memory."""
+    """How many images fit into memory with all N x N weights of a layer."""
     bytes_each = [4 * _heads(one) * one.tokens**2 for one in seen if is_larger(one.grid_size, side)]
     largest = max(bytes_each, default=1)
     if largest > MOST_WEIGHTS_BYTES:
         raise UserError(
-            f"hiding keys needs all N x N weights of a layer, {largest / 2**30:,.1f} GiB for an image of "
-            f"{subject.name} at this size; at most {MOST_WEIGHTS_BYTES / 2**30:.0f} GiB are taken"
+            f"hiding keys needs all N x N weights of a layer, {largest / 2**30:,.1f} GiB for one image of "
+            f"{subject.name} at this size; the limit is {MOST_WEIGHTS_BYTES / 2**30:.0f} GiB"
         )
     return max(min(WEIGHTS_BYTES // largest, 100), 1)
 
@@ -253,7 +246,7 @@ def _top1(subject: Subject, images: Tensor, labels: Tensor, batch_size: int) -> 
 
 
 def plot_locality(masses: dict[str, list[LayerMass]], accuracies: dict[str, list[MaskedAccuracy]]) -> Any:
-    """The local mass of each layer against chance; and the accuracy lost with keys hidden, if there is any."""
+    """Draw the local mass of each layer relative to chance and, if measured, the accuracy with keys hidden."""
     colors = comparison_colors(list(masses))
     most = max(len(found) for found in masses.values())
     width = max(6.0, 0.75 * most)
@@ -284,7 +277,7 @@ def _layer_labels(masses: dict[str, list[LayerMass]]) -> list[str]:
 
 
 def key_names(accuracies: dict[str, list[MaskedAccuracy]]) -> list[str]:
-    """Whatever was hidden from any of the models: larger grids have more to hide."""
+    """The keys that were hidden in any of the models: larger grids have more to hide."""
     return list(
         dict.fromkeys(one.keys for found in sorted(accuracies.values(), key=len, reverse=True) for one in found)
     )

@@ -1,7 +1,7 @@
 """How fast Newton's iteration inverts the landmark kernel of SOFT: Fig. 5 of the SOFT paper.
 
-The residual after k steps is ||A A_k A - A||_2 / ||A||_2; its mean and its range are over images, heads and the layers
-of a stage. What is inverted is A + ridge I where the attention has a ridge.
+The residual after k steps is ||A A_k A - A||_2 / ||A||_2. Its mean and range are taken over images, heads and the
+layers of a stage. An attention with a ridge inverts A + ridge I.
 """
 
 import itertools
@@ -25,13 +25,13 @@ from softline.plotting.figures import new_axes, tidy
 
 @dataclass(frozen=True)
 class StageResiduals:
-    """Residuals after 0, 1, ... steps; None where the iterate is no longer finite."""
+    """Residuals of a stage after 0, 1, ... steps; None where the iterate is no longer finite."""
 
     stage: int
     name: str
     layers: int
     matrices: int
-    """Of all images, heads and layers."""
+    """Number of matrices in all images, heads and layers."""
     landmarks: int
     mean: list[float | None]
     lowest: list[float | None]
@@ -41,7 +41,7 @@ class StageResiduals:
 def newton_convergence(
     subject: Subject, pictures: Sequence[Picture], *, iterations: int = 35, size: int | None = None
 ) -> list[StageResiduals]:
-    """Of each stage that has SOFT layers."""
+    """Measure the residuals of each stage that has SOFT layers."""
     layers = soft_layers(subject)
     residuals: dict[int, list[Tensor]] = {layer.stage: [] for layer in layers}
     landmarks: dict[int, int] = {}
@@ -59,7 +59,7 @@ def newton_convergence(
 
 
 def soft_layers(subject: Subject) -> list[Layer]:
-    """The subject's SOFT and SOFT++ layers; windows are left aside, so that what is inverted can be had."""
+    """The subject's SOFT and SOFT++ layers; a windowed one is represented by the attention inside its windows."""
     layers = [replace(layer, attention=layer.inner) for layer in subject.layers if has_landmarks(layer)]
     if not layers:
         operators = ", ".join(dict.fromkeys(layer.operator for layer in subject.layers))
@@ -72,14 +72,14 @@ def has_landmarks(layer: Layer) -> bool:
 
 
 def landmark_matrix(given: LayerInput, *, exact: bool = False, ridge: bool = True) -> Tensor:
-    """What a SOFT layer inverts [B, heads, m, m], its ridge included or not; in float64 if ``exact``."""
+    """The matrix that a SOFT layer inverts [B, heads, m, m], with or without its ridge; in float64 if ``exact``."""
     options = soft_operands(given)
     landmarks = options["landmarks"].double() if exact else options["landmarks"]
     return ops.soft_kernel(landmarks, ridge=options["ridge"] * ridge, landmark_mask=options["landmark_mask"])
 
 
 def layer_residual(given: LayerInput) -> float | None:
-    """What is left after the layer's own number of steps, the mean of its heads; None if it does not use Newton."""
+    """The residual after the layer's own number of steps, averaged over heads; None if it does not use Newton."""
     if not has_landmarks(given.layer) or given.layer.inner is not given.layer.attention:
         return None
     options = soft_operands(given)
@@ -92,14 +92,12 @@ def layer_residual(given: LayerInput) -> float | None:
 
 @torch.no_grad()
 def soft_operands(given: LayerInput) -> dict[str, Any]:
-    """What a SOFT layer's operator is given: its landmarks, their mask, and how they are inverted."""
-    attention = given.layer.attention
-    assert isinstance(attention, MultiHeadAttention), "SOFT layers are"
-    return attention.operands(given.x, given.grid_size, given.key_mask)
+    """The arguments of a SOFT layer's operator: landmarks, their mask, and how the kernel is inverted."""
+    return given.call.operands()
 
 
 def _summarise(layers: Sequence[Layer], residuals: Tensor, landmarks: int) -> StageResiduals:
-    """residuals: of the layers of one stage [steps + 1, matrices]."""
+    """Summarise the residuals [steps + 1, matrices] of the layers of one stage."""
     return StageResiduals(
         stage=layers[0].stage,
         # a flat network has a stage for each block
@@ -118,10 +116,10 @@ def _finite(values: Tensor) -> list[float | None]:
 
 
 def plot_newton(results: dict[str, list[StageResiduals]]) -> Any:
-    """A panel for each model: a line for each stage, the mean, with a band from the lowest to the highest."""
+    """Draw a panel for each model, with the mean and the range of each stage."""
     figure, axes = new_axes(1, len(results), figsize=(5.2 * len(results) + 0.6, 4.2), sharey=True)
     for axis, (name, stages) in zip(axes[0], results.items(), strict=True):
-        # one landmark is its own inverse
+        # the kernel of a single landmark is its own inverse
         drawn = [one for one in stages if one.landmarks > 1]
         for color, one in zip(itertools.cycle(PALETTE), drawn, strict=False):
             steps = [step for step, value in enumerate(one.highest) if value is not None]

@@ -1,17 +1,16 @@
 """The spectrum of SOFT's landmark kernel, and why SOFT++ normalises: Fig. 6 of the SOFT paper.
 
-The eigenvalues of A; the spectral norms ||A^+||_2 and ||D^-1/2 A^+ D^-1/2||_2, D = diag(A 1), over the number of
-landmarks m; and the norm of the attention itself, P^T X P, X being Newton's iterate in place of A^+, with and without
-D^-1/2 on both sides. Where the attention has a ridge, A + ridge I is what is inverted. m grows with the image, because
-the landmark grid is not capped here (`max_landmarks=None`, the paper's fixed ratio).
+The figure shows the eigenvalues of A; the spectral norms ||A^+||_2 and ||D^-1/2 A^+ D^-1/2||_2, D = diag(A 1), over the
+number of landmarks m; and the norm of the attention itself, P^T X P with Newton's iterate X in place of A^+, with and
+without D^-1/2 on both sides of X. An attention with a ridge inverts A + ridge I. m grows with the image, because the
+landmark grid is not capped here (`max_landmarks=None`, the paper's fixed ratio).
 
-A^+ is the pseudo-inverse in float64, without eigenvalues below m roundings of the largest. Where there are such, A is
-singular as far as float64 can tell, and ||A^+|| says where the cut lies rather than how large it is: these points are
-hollow in the figure, and no exponent is fitted to them.
+A^+ is the pseudo-inverse in float64 without the eigenvalues below m roundings of the largest. Where such eigenvalues
+exist, A is singular as far as float64 can tell, and ||A^+|| only shows where the cut lies: these points are hollow in
+the figure, and no exponent is fitted to them.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +19,9 @@ from torch import Tensor
 
 from softline.analysis.newton import landmark_matrix, soft_layers, soft_operands
 from softline.analysis.subjects import Picture, Subject
+from softline.attention.hooks import uncapped_landmarks
 from softline.backbones.inspection import Layer, LayerInput, one_of_each_stage
 from softline.errors import UserError
-from softline.layers.landmarks import LandmarkPlan
 from softline.measure.growth import growth_exponent
 from softline.ops.soft import soft_factors
 from softline.plotting.colors import PALETTE
@@ -31,7 +30,7 @@ from softline.plotting.figures import log_ticks, new_axes, tidy
 
 @dataclass(frozen=True)
 class Eigenvalues:
-    """Of the matrices of one layer, the largest first; mean and range over images and heads."""
+    """Eigenvalues of a layer's kernels, the largest first: mean and range over images and heads."""
 
     layer: str
     mean: list[float]
@@ -41,33 +40,35 @@ class Eigenvalues:
 
 @dataclass(frozen=True)
 class Norms:
-    """Spectral norms at one number of landmarks, the mean over images and heads."""
+    """Spectral norms at one number of landmarks, averaged over images and heads."""
 
     landmarks: int
     image_size: int
     rank: float
-    """Eigenvalues of A that are not rounding."""
+    """Number of eigenvalues of A above the rounding error."""
     inverse: float
     """||A^+||_2"""
     normalized: float
     """||D^-1/2 A^+ D^-1/2||_2"""
     attention: float
-    """||P^T X P||_2, X the iterate in place of A^+."""
+    """||P^T X P||_2 with Newton's iterate X in place of A^+."""
     attention_normalized: float
-    """The same with D^-1/2 X D^-1/2."""
+    """||P^T D^-1/2 X D^-1/2 P||_2"""
 
 
 @dataclass(frozen=True)
 class Spectrum:
+    """Eigenvalues of several layers, and the norms of one of them."""
+
     eigenvalues: list[Eigenvalues]
     norms: list[Norms]
     layer: str
-    """Whose norms these are."""
+    """The layer that the norms belong to."""
 
     def exponent(self, name: str) -> float | None:
-        """p of norm ~ m^p by least squares; None for fewer than two numbers of landmarks.
+        """The exponent p of norm ~ m^p by least squares; None for fewer than two numbers of landmarks.
 
-        Of the inverse's norms only where A has full rank.
+        Norms of the inverse count only where A has full rank.
         """
         norms = [one for one in self.norms if name.startswith("attention") or one.rank == one.landmarks]
         landmarks = [one.landmarks for one in norms]
@@ -77,10 +78,10 @@ class Spectrum:
 def spectrum(
     subject: Subject, pictures: Sequence[Picture], *, sizes: Sequence[int], layer: int = 0, size: int | None = None
 ) -> Spectrum:
-    """Eigenvalues of the first SOFT layer of each stage, and the norms of one layer over growing images.
+    """Compute the eigenvalues of the first SOFT layer of each stage, and the norms of one layer over growing images.
 
     sizes: image sides, one for each number of landmarks.
-    layer: which of the SOFT layers.
+    layer: index of that layer among the SOFT layers.
     """
     layers = soft_layers(subject)
     if not -len(layers) <= layer < len(layers):
@@ -96,14 +97,14 @@ def spectrum(
 
 
 def _eigenvalues(layer: Layer, values: Tensor) -> Eigenvalues:
-    """values: [matrices, m]."""
+    """Summarise eigenvalues [matrices, m]."""
     return Eigenvalues(layer.name, values.mean(0).tolist(), values.amin(0).tolist(), values.amax(0).tolist())
 
 
 @torch.no_grad()
 def _norms(subject: Subject, pictures: Sequence[Picture], layer: Layer, size: int) -> Norms:
     found = []
-    with uncapped(layer):
+    with uncapped_landmarks(layer.attention):
         for picture in pictures:
             (given,), _ = subject.look(subject.prepare(picture.image, size)[None], [layer])
             found.append(_norms_of(given))
@@ -112,14 +113,14 @@ def _norms(subject: Subject, pictures: Sequence[Picture], layer: Layer, size: in
 
 
 def _norms_of(given: LayerInput) -> Tensor:
-    """Landmarks, rank, and the four norms, the mean over heads [6]."""
+    """The number of landmarks, the rank and the four norms, averaged over heads: [6]."""
     A = landmark_matrix(given, exact=True)
     values, vectors = torch.linalg.eigh(A)
     kept = values > A.shape[-1] * torch.finfo(A.dtype).eps * values.amax(-1, keepdim=True)
     inverse = (vectors * torch.where(kept, 1 / values, 0)[..., None, :]) @ vectors.mT
     root = degrees(given).rsqrt()
     left, iterate, right = _plain_factors(given)
-    # P^T X P has, but for zeros, the eigenvalues of G^1/2 X G^1/2 with G = P P^T
+    # apart from zeros, P^T X P has the eigenvalues of G^1/2 X G^1/2 with G = P P^T
     half = _square_root(right @ left)
     normalized = root * iterate * root.mT
     matrices = [inverse, root * inverse * root.mT, half @ iterate @ half, half @ normalized @ half]
@@ -129,39 +130,26 @@ def _norms_of(given: LayerInput) -> Tensor:
 
 
 def degrees(given: LayerInput) -> Tensor:
-    """Row sums of A, the ridge left out [B, heads, m, 1]."""
+    """The row sums of A without its ridge: [B, heads, m, 1]."""
     A = landmark_matrix(given, exact=True, ridge=False)
     return A.sum(-1, keepdim=True)
 
 
 def _square_root(G: Tensor) -> Tensor:
-    """Of symmetric positive semi-definite matrices [..., m, m]."""
+    """The square root of symmetric positive semi-definite matrices [..., m, m]."""
     values, vectors = torch.linalg.eigh(G)
     return (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT
 
 
 def _plain_factors(given: LayerInput) -> tuple[Tensor, Tensor, Tensor]:
-    """P^T, Newton's iterate and P of a layer in float64, without SOFT++'s D."""
+    """P^T, Newton's iterate and P of a layer in float64, without SOFT++'s normalisation."""
     options = {**soft_operands(given), "normalize": False, "inverse": "newton"}
     left, iterate, right = soft_factors(**options)
     return left.double(), iterate.double(), right.double()
 
 
-@contextmanager
-def uncapped(layer: Layer) -> Iterator[None]:
-    """One landmark for each cell, however many."""
-    attention: Any = layer.attention
-    plan: LandmarkPlan = attention.core.landmarks.plan
-    cap = plan.cap
-    plan.cap = None
-    try:
-        yield
-    finally:
-        plan.cap = cap
-
-
 def growing_sizes(subject: Subject, *, factors: Sequence[float] = (1, 1.25, 1.5, 2, 3)) -> list[int]:
-    """Image sides from the subject's own to three times it, whole cells of landmarks in each."""
+    """Image sides from the subject's own size to three times that, each a multiple of the landmark cells."""
     own, step = int(subject.settings["image_size"]), _pixels_of_a_cell(subject)
     return sorted({max(round(own * factor / step), 1) * step for factor in factors})
 
@@ -176,7 +164,7 @@ def _pixels_of_a_cell(subject: Subject) -> int:
 
 
 def plot_spectrum(results: dict[str, Spectrum]) -> Any:
-    """A line of three panels for each model."""
+    """Draw a row of three panels for each model."""
     figure, axes = new_axes(len(results), 3, figsize=(14.5, 4.1 * len(results)))
     for (left, middle, right), (name, one) in zip(axes, results.items(), strict=True):
         for color, values in zip(PALETTE, one.eigenvalues, strict=False):

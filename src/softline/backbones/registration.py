@@ -100,7 +100,7 @@ def _where(variant: str, by_hand: str) -> str:
         return f"{variant} is softline's own and has no published weights: train it"
     family, _, size = variant.rpartition("_")
     if family in ("soft", "softpp"):
-        return f"no weights of {variant} are published; those of the released code fit {family}_release_{size}"
+        return f"no weights of {variant} are published; those of the released code are of {family}_release_{size}"
     return (
         f"the weights of {variant} cannot be downloaded directly: get the file from {by_hand}, then `softline convert "
         f"FILE DIRECTORY --model {variant}` and timm.create_model('local-dir:DIRECTORY', pretrained=True)"

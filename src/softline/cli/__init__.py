@@ -1,56 +1,87 @@
-"""The ``softline`` command: parse arguments, call, print. One file for each command."""
+"""The ``softline`` command. Each command has a file of its own, which is imported when the command is named.
+
+So that help appears at once, these files import torch, and whatever needs it, inside the functions that use it.
+"""
 
 import argparse
+import importlib
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 
 import softline
-from softline.cli import analyze, bench, compare, convert, evaluate, explore, lra, models, predict, quickstart, train
+from softline.cli.arguments import Parser, split_overrides
+from softline.cli.messages import message_of
+from softline.errors import UserError
 
-COMMANDS = (quickstart, train, evaluate, predict, compare, lra, bench, analyze, explore, models, convert)
-
-# packages of the extras, by the extra that brings them
-EXTRAS = {
-    **dict.fromkeys(("accelerate", "jsonargparse", "matplotlib", "rich", "tensorboard", "torchmetrics"), "train"),
-    "gradio": "explore",
-    **dict.fromkeys(("faster_coco_eval", "segmentation_models_pytorch"), "dense"),
+COMMANDS = {
+    "quickstart": "train softmax, SOFT++ and InLine on small images and write a report, in about two minutes",
+    "train": "train a model by a recipe",
+    "evaluate": "measure the accuracy and speed of a trained model",
+    "predict": "apply a trained model to images",
+    "compare": "train variants of one model alike, with several seeds, and compare their accuracy and cost",
+    "lra": "train attentions on the Long Range Arena and compare with the SOFT paper's Table 12",
+    "bench": "measure time and memory of operators, layers and models at growing sizes",
+    "analyze": "draw what attention does: heat maps, Newton's convergence, spectra, injectivity, locality, cost",
+    "explore": "see in the browser what two models attend to, side by side",
+    "models": "list the models with their size, cost and reported accuracy",
+    "convert": "turn an official SOFT or InLine checkpoint into a directory that timm loads",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="softline", description="Vision transformers whose attention costs O(N): SOFT, SOFT++, InLine."
-    )
-    parser.add_argument("--version", action="version", version=f"softline {softline.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add(commands)
-    options, rest = parser.parse_known_args(arguments)
-    if rest and not getattr(options, "takes_overrides", False):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    options.overrides = rest
-    options.command_line = shlex.join(["softline", *(sys.argv[1:] if arguments is None else arguments)])
+    """Run a command and return its exit code: 2 after a mistake of the user, 130 after Ctrl-C."""
+    options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = options.run(options)
+        return options.run(options) or 0
     except BrokenPipeError:
-        # whoever read the output has seen enough
+        # the reader of the output has closed it, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
-            raise
-        print(f"softline {options.command}: error: {_missing(error.name)}", file=sys.stderr)
-        return 2
-    except (ValueError, OSError) as error:
-        print(f"softline {options.command}: error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    return code or 0
+    except (UserError, ModuleNotFoundError, OSError) as error:
+        message = message_of(error)
+        if message is None:
+            raise
+        if options.traceback:
+            traceback.print_exception(error)
+        print(f"softline {options.command}: error: {message}", file=sys.stderr)
+        return 2
 
 
-def _missing(package: str) -> str:
-    return f"this needs {package}: pip install 'softline[{EXTRAS[package]}]'"
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; print a message and exit if that is impossible.
+
+    The result has, besides the command's own arguments: ``command``; ``run``, the function to call with the result;
+    ``overrides``, options that the command passes on; and ``command_line``, what was typed.
+    """
+    named = next((argument for argument in arguments if not argument.startswith("-")), None)
+    parser, command = _parsers(named)
+    known, overrides = list(arguments), []
+    if command is not None and command.takes_overrides:
+        known, overrides = split_overrides(arguments, command.flags)
+    options, rest = parser.parse_known_args(known)
+    if rest:
+        (command or parser).error(f"unrecognized arguments: {' '.join(rest)}")
+    options.traceback = getattr(options, "traceback", False)
+    options.overrides = overrides
+    options.command_line = shlex.join(["softline", *arguments])
+    return options
+
+
+def _parsers(named: str | None) -> tuple[Parser, Parser | None]:
+    """Create the parser, with the arguments of the named command alone; return it and the parser of that command."""
+    parser = Parser(
+        prog="softline", description="Vision transformers whose attention costs O(N): SOFT, SOFT++, InLine."
+    )
+    parser.add_argument("--version", action="version", version=f"softline {softline.__version__}")
+    add_command = parser.sub_commands("command", "COMMAND")
+    commands = {name: add_command(name, help=text) for name, text in COMMANDS.items()}
+    command = None if named is None else commands.get(named)
+    if command is not None:
+        importlib.import_module(f"softline.cli.{named}").add_arguments(command)
+    return parser, command

@@ -1,4 +1,4 @@
-"""``python -m softline.cli``, which torchrun can start."""
+"""``python -m softline.cli``, for torchrun and other launchers of modules."""
 
 import sys
 

@@ -1,16 +1,99 @@
-"""What several commands' arguments share."""
+"""The parser of all commands, and arguments that several of them have."""
 
 import argparse
-from collections.abc import Sequence
+import shutil
+import textwrap
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 from softline.errors import UserError
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that knows ``--traceback`` and can leave ``--key value`` pairs that it does not know.
+
+    Parsers of commands, and of their sub-commands, are of this class as well.
+    """
+
+    takes_overrides = False
+    """Whether the command passes on options that the parser does not know."""
+
+    def __init__(self, **options: Any) -> None:
+        self.flags: set[str] = set()
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**options)
+        self.describe(self.description or "")
+        self.add_argument(
+            "--traceback",
+            action="store_true",
+            # the parsers of the command and of `softline` itself share the value, so neither may have a default
+            default=argparse.SUPPRESS,
+            help="after an error, print where in the code it occurred",
+        )
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        self.flags |= {name for name in names if name.startswith("-")}
+        return super().add_argument(*names, **options)
+
+    def describe(self, description: str, *, usage: str | None = None, epilog: str | None = None) -> None:
+        """Set the texts of the help page.
+
+        description: wrapped to the width of the terminal.
+        usage: defaults to a list of all arguments.
+        epilog: printed as it is, without its indentation.
+        """
+        width = min(shutil.get_terminal_size().columns, 102) - 2
+        self.description = textwrap.fill(" ".join(description.split()), width)
+        self.usage = usage or self.usage
+        self.epilog = None if epilog is None else textwrap.dedent(epilog)
+
+    def sub_commands(self, dest: str, metavar: str) -> Callable[..., "Parser"]:
+        """Let the command have sub-commands; return the function that adds one."""
+        return self.add_subparsers(dest=dest, metavar=metavar, required=True).add_parser
+
+    def take_overrides(self) -> None:
+        """Pass options that the parser does not know on to the command, as ``overrides``."""
+        self.takes_overrides = True
+        # an abbreviation could be somebody else's option
+        self.allow_abbrev = False
+
+
+def split_overrides(arguments: Sequence[str], flags: Collection[str]) -> tuple[list[str], list[str]]:
+    """Separate ``--key value`` and ``--key=value`` from arguments that a parser knows by its flags.
+
+    argparse itself would take the value of an unknown option for a positional argument.
+    """
+    known: list[str] = []
+    overrides: list[str] = []
+    waits_for_value = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            unknown = argument.partition("=")[0] not in flags
+            (overrides if unknown else known).append(argument)
+            waits_for_value = unknown and "=" not in argument
+        else:
+            (overrides if waits_for_value else known).append(argument)
+            waits_for_value = False
+    return known, overrides
+
+
+def pairs(overrides: Sequence[str]) -> dict[str, str | None]:
+    """Return the values of `split_overrides` by their keys, in the spelling of Python; None where there is no value."""
+    found: dict[str, str | None] = {}
+    key = ""
+    for part in overrides:
+        if part.startswith("--"):
+            name, equals, value = part.removeprefix("--").partition("=")
+            key = name.replace("-", "_")
+            found[key] = value if equals else None
+        else:
+            found[key] = part
+    return found
 
 
 def check_parent(*paths: Path | None) -> None:
+    """Raise unless files can be written to these paths later, as far as their directories are concerned."""
     for path in paths:
         if path is not None and not path.resolve().parent.is_dir():
             raise UserError(f"no such directory: {path.parent}")
@@ -27,20 +110,11 @@ def names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def add_attentions(
-    parser: argparse.ArgumentParser, *, default: Sequence[str] = ("softmax", "softpp", "inline")
-) -> None:
+def add_attentions(parser: Parser, *, default: Sequence[str] = ("softmax", "softpp", "inline")) -> None:
     parser.add_argument(
         "--attentions",
         type=names,
         default=list(default),
         metavar="NAME,...",
-        help=f"attentions to compare with the first (default: {','.join(default)})",
+        help=f"attentions to compare, the first being the baseline (default: {','.join(default)})",
     )
-
-
-def split_overrides(arguments: list[str]) -> tuple[str | None, list[str]]:
-    """What stands before the ``--key value`` overrides, and these; argparse would take the value of one for it."""
-    if arguments and not arguments[0].startswith("--"):
-        return arguments[0], arguments[1:]
-    return None, arguments

@@ -1,35 +1,37 @@
-"""``softline explore``: a page in the browser that shows what two models look at."""
+"""``softline explore``: a page in the browser that shows what two models attend to."""
 
 import argparse
 import importlib.util
 import signal
 import threading
-import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from softline.cli.arguments import Commands
+from softline.cli.arguments import Parser
 from softline.errors import UserError
 
 RUNS = "runs"
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "explore",
-        help="see in the browser what two models look at, side by side",
-        description="Serve a page on this machine: choose or upload an image and two models, click a point, and see "
-        "the heat maps of both, for every layer and head, with their cost at every image size. Nothing leaves the "
-        "machine. Ctrl-C ends it.",
+def add_arguments(parser: Parser) -> None:
+    parser.describe(
+        """Serve a page on this machine: choose or upload an image and two models, click on a point, and see the heat
+        maps of both models, for every layer and head, with their cost at every image size. Nothing leaves the machine.
+        Ctrl-C ends it.""",
+        epilog="""\
+            examples:
+              softline explore --open
+              softline explore runs/softpp/best.pt runs/inline/best.pt
+            """,
     )
     parser.add_argument(
         "checkpoints",
         nargs="*",
         metavar="CHECKPOINT",
-        help="files of `softline train`, directories that timm saved, or directories below which every best.pt is "
-        f"taken (default: {RUNS}, if there is one); untrained models are offered beside them",
+        help="files of `softline train`, directories that timm saved, or directories that are searched for best.pt "
+        f"files (default: {RUNS}, if it exists); untrained models can be chosen as well",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
     parser.add_argument("--port", type=int, metavar="N", help="port to listen on (default: 7860, or the next free one)")
@@ -38,9 +40,11 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    # found out first; gradio is imported when it has a folder of its own, or it makes another that stays
+    # gradio itself must be imported later, when its folder for files is set: it would create another one
     if importlib.util.find_spec("gradio") is None:
         raise ModuleNotFoundError("No module named 'gradio'", name="gradio")
+
+    import webbrowser
 
     from softline.explorer.catalog import find_choices
     from softline.explorer.server import LOCAL, serve
@@ -62,13 +66,13 @@ def run(options: argparse.Namespace) -> None:
 
 
 def default_checkpoints() -> list[str]:
-    """The directory of runs, if it has any that are done."""
+    """Return the directory of runs, if it contains a finished one."""
     return [RUNS] if any(Path(RUNS).rglob("best.pt")) else []
 
 
 @contextmanager
 def ended_by_signal() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set, instead of stopping the program where it stands."""
+    """Provide an event that Ctrl-C and SIGTERM set, instead of interrupting the program."""
     ended = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -1,29 +1,34 @@
-"""``softline models``: what there is."""
+"""``softline models``: list the models."""
 
 import argparse
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from softline.cli.arguments import Commands, check_parent
+from softline.cli.arguments import Parser, check_parent
+from softline.cli.table import Table, number
 from softline.errors import UserError
 from softline.files import write_json
-from softline.measure.catalog import describe, list_models
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "models",
-        help="list the models with their size, cost and reported accuracy",
-        description="List softline's models. All are built by timm.create_model(NAME) after `import softline`.",
+def add_arguments(parser: Parser) -> None:
+    parser.describe(
+        "List softline's models. After `import softline`, timm.create_model(NAME) creates any of them.",
+        epilog="""\
+            examples:
+              softline models
+              softline models 'softpp_*' --json models.json
+            """,
     )
-    parser.add_argument("pattern", nargs="?", default="*", help="shell pattern, such as 'softpp_*' (default: all)")
+    parser.add_argument(
+        "pattern", nargs="?", default="*", metavar="PATTERN", help="shell pattern such as 'softpp_*' (default: all)"
+    )
     parser.add_argument(
         "--dense",
         action="store_true",
-        help="the SOFT paper's detectors and segmenters instead, their parameters beside the paper's",
+        help="list the SOFT paper's detectors and segmenters instead, and compare their parameters with the paper's",
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the list here")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the list to this file")
     parser.set_defaults(run=run)
 
 
@@ -35,15 +40,17 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _backbones(pattern: str) -> list[dict[str, Any]]:
+    from softline.measure.catalog import describe, list_models
+
     names = list_models(pattern)
-    print(f"{'model':<24}{'image':>6}{'params M':>10}{'GMACs':>8}{'top-1 %*':>10}")
+    table = Table(["model", "image", "params M", "GMACs", "top-1 %*"], widths=[max(map(len, names))])
+    print(table.head)
     cards = []
     for name in names:
         card = describe(name)
         cards.append(card._asdict())
-        reported = "-" if card.reported_top1 is None else f"{card.reported_top1:.1f}"
-        size = f"{card.image_size:>6}{card.parameters / 1e6:>10.2f}{card.macs / 1e9:>8.3f}"
-        print(f"{name:<24}{size}{reported:>10}", flush=True)
+        cells = [name, str(card.image_size), f"{card.parameters / 1e6:.2f}", f"{card.macs / 1e9:.3f}"]
+        print(table.line([*cells, number(card.reported_top1, ".1f")]), flush=True)
     print("* on ImageNet-1K, as reported by the papers; not measured here")
     return cards
 
@@ -56,13 +63,15 @@ def _dense(pattern: str) -> list[dict[str, Any]]:
     names = [name for name in REPORTED_MILLIONS if fnmatch(name, pattern)]
     if not names:
         raise UserError(f"no recipe matches {pattern!r}; those of the paper are {', '.join(REPORTED_MILLIONS)}")
-    print(f"{'recipe':<32}{'backbone M':>11}{'head M':>9}{'all M':>9}{'paper M':>9}{'difference':>12}")
+    header = ["recipe", "backbone M", "head M", "all M", "paper M", "difference"]
+    table = Table(header, widths=[max(map(len, names))])
+    print(table.head)
     cards = []
     for name in names:
         card = describe_dense(name)
         cards.append({**card._asdict(), "parameters": card.parameters})
-        counted = f"{card.backbone / 1e6:>11.2f}{card.head / 1e6:>9.2f}{card.parameters / 1e6:>9.2f}"
+        counted = [f"{count / 1e6:.2f}" for count in (card.backbone, card.head, card.parameters)]
         difference = card.parameters / 1e6 - card.reported_millions
-        print(f"{name:<32}{counted}{card.reported_millions:>9}{difference:>+12.2f}", flush=True)
+        print(table.line([name, *counted, str(card.reported_millions), f"{difference:+.2f}"]), flush=True)
     print(textwrap.fill(DIFFERENCE, 100))
     return cards

@@ -1,122 +1,101 @@
-"""``softline predict``: what is on an image."""
+"""``softline predict``: apply a trained model to images."""
 
 import argparse
-import dataclasses
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from softline.cli.arguments import Commands, check_parent
+from softline.cli.arguments import Parser, check_parent
+from softline.cli.task_options import given_options
 from softline.errors import UserError
+from softline.files import make_directory, write_json, write_whole
+
+if TYPE_CHECKING:
+    from softline.engine.trained import Prediction
+
+# options of `Trained.predict` that the help page lists; a task takes some of them, and may take others
+TASK_OPTIONS = ("top", "score")
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "predict",
-        help="name, or draw, what is on images",
-        description="Classifiers: the likeliest classes of each image with their probabilities. Detectors draw boxes "
-        "and masks, segmenters a colour for each pixel with a legend, as PNG files in a directory; segmenters write "
-        "the labels themselves too, as NAME_labels.png.",
+def add_arguments(parser: Parser) -> None:
+    parser.describe(
+        """Apply a trained model to images. Classifiers: the most probable classes of each image. Detectors draw boxes
+        and masks, segmenters a colour for each pixel with a legend, as NAME.png in the directory --out; segmenters also
+        write the labels themselves, as NAME_labels.png.""",
+        usage="softline predict CHECKPOINT IMAGE [IMAGE ...] [--out DIR] [--json PATH] [--OPTION VALUE ...]",
+        epilog="""\
+            examples:
+              softline predict runs/softpp/best.pt cat.jpg dog.jpg --top 3
+              softline predict runs/retinanet/best.pt street.jpg --out drawn --score 0.3
+            """,
     )
     parser.add_argument(
-        "checkpoint", help="a .pt file of `softline train`, a directory that timm saved, or a published model's name"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a .pt file of `softline train`, a directory that timm saved, or the name of a model with published weights",
     )
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
-    parser.add_argument("--top", type=int, metavar="K", help="classes for each image, of classifiers (default: 5)")
+    parser.add_argument("--top", type=int, metavar="K", help="number of classes to print, for classifiers (default: 5)")
     parser.add_argument(
-        "--score", type=float, metavar="S", help="draw objects with a higher score, of detectors (default: 0.5)"
+        "--score", type=float, metavar="S", help="leave out objects with a lower score, for detectors (default: 0.5)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where detectors and segmenters put what they draw")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the predictions here")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="directory for the drawings of detectors and segmenters")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the predictions to this file")
+    parser.take_overrides()
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    from softline.files import write_json
+    check_parent(options.json)
+
+    from softline.data.images.single import check_file
+    from softline.engine.trained import check_options
     from softline.tasks.loading import load_trained
 
-    check_parent(options.json)
     trained = load_trained(options.checkpoint)
-    if trained.task == "sequence":
-        raise UserError(f"{options.checkpoint} was trained for sequences, not for images")
-    predictions = _name(options, trained) if trained.task == "classification" else _draw(options, trained)
-    if options.json is not None:
-        write_json(options.json, predictions)
-
-
-def _name(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
-    from softline.checks import check_integer
-    from softline.tasks.classification.trained import predict
-
-    _refuse(options, trained, "out", "score")
-    top = 5 if options.top is None else options.top
-    check_integer("--top", top, 1)
-    _check_images(options)
-    predictions = []
-    for prediction in predict(trained, options.images, top=top):
-        predictions.append(dataclasses.asdict(prediction))
-        print(prediction.name)
-        for name, probability in zip(prediction.classes, prediction.probabilities, strict=True):
-            print(f"  {100 * probability:5.1f} %  {name}")
-    return predictions
-
-
-def _draw(options: argparse.Namespace, trained: Any) -> list[dict[str, Any]]:
-    from softline.engine import distributed
-    from softline.files import make_directory, write_whole
-    from softline.tasks.dense import predict_dense
-
-    _refuse(options, trained, *(["top"] if trained.task == "detection" else ["top", "score"]))
-    if options.out is None:
-        raise UserError(f"a model for {trained.task} draws on the images: say where to by --out DIR")
-    score = 0.5 if options.score is None else options.score
-    if not 0 <= score < 1:
-        raise UserError(f"--score must be at least 0 and below 1, got {score}")
-    names = [f"{Path(path).stem}.png" for path in options.images]
-    written = [*names, *(_labels_name(name) for name in names if trained.task == "segmentation")]
-    twice = sorted({name for name in written if written.count(name) > 1})
-    if twice:
-        raise UserError(f"several images would be drawn to {twice[0]}: name them apart, or use several directories")
-    images = {Path(path).resolve() for path in options.images}
-    for name in written:
-        if (options.out / name).resolve() in images:
-            raise UserError(f"{options.out / name} is one of the images and would be lost: name another --out DIR")
-    _check_images(options)
-    make_directory(options.out)
-    predictions = []
-    trained.model.to(distributed.start().device)
-    drawn_images = predict_dense(trained.model, trained.classes, trained.recipe, options.images, score=score)
-    for name, drawn in zip(names, drawn_images, strict=True):
-        target = options.out / name
-        write_whole(target, partial(drawn.image.save, format="PNG"))
-        if drawn.labels is not None:
-            write_whole(options.out / _labels_name(name), partial(drawn.labels.save, format="PNG"))
-        predictions.append({"name": drawn.name, **drawn.found})
-        print(f"{drawn.name} -> {target}: {_summary(drawn.found)}")
-    return predictions
-
-
-def _check_images(options: argparse.Namespace) -> None:
-    """All of them before the first, which may take long."""
-    from softline.data.images.single import check_file
-
+    given = given_options(options, TASK_OPTIONS)
+    check_options(trained.predict, given, kind=trained.kind)
+    targets = _targets(options, trained.drawings, trained.kind)
+    # all of them before the first one, as predictions may take long
     for path in options.images:
         check_file(path)
+    if trained.drawings:
+        make_directory(options.out)
+    found = []
+    for path, prediction in zip(options.images, trained.predict(options.images, **given), strict=True):
+        _write(prediction, targets[path])
+        found.append({"name": prediction.name, **prediction.found})
+    if options.json is not None:
+        write_json(options.json, found)
 
 
-def _labels_name(name: str) -> str:
-    return f"{Path(name).stem}_labels.png"
+def _targets(options: argparse.Namespace, suffixes: Sequence[str], kind: str) -> dict[str, dict[str, Path]]:
+    """Return the files to write, by image and suffix, after checking that none of them replaces another or an image."""
+    if not suffixes:
+        if options.out is not None:
+            raise UserError(f"--out has no meaning for {kind}, which draws nothing")
+        return {path: {} for path in options.images}
+    if options.out is None:
+        raise UserError(f"{kind} draws on the images: name a directory for the drawings with --out DIR")
+    targets = {
+        path: {suffix: options.out / f"{Path(path).stem}{suffix}.png" for suffix in suffixes} for path in options.images
+    }
+    written = [target for path in options.images for target in targets[path].values()]
+    twice = sorted({target.name for target in written if written.count(target) > 1})
+    if twice:
+        raise UserError(f"several images would be drawn to {twice[0]}: rename them, or use several directories")
+    images = {Path(path).resolve() for path in options.images}
+    for target in written:
+        if target.resolve() in images:
+            raise UserError(f"{target} is one of the images and would be overwritten: name another --out DIR")
+    return targets
 
 
-def _summary(found: dict[str, Any]) -> str:
-    if "objects" in found:
-        names = [each["class"] for each in found["objects"]]
-        return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no objects"
-    shares = sorted(found["pixels"].items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares[:6])
-
-
-def _refuse(options: argparse.Namespace, trained: Any, *names: str) -> None:
-    for name in names:
-        if getattr(options, name) is not None:
-            raise UserError(f"--{name} has no meaning for a model of {trained.task}")
+def _write(prediction: "Prediction", targets: Mapping[str, Path]) -> None:
+    if not targets:
+        print(f"{prediction.name}\n{prediction.text}", flush=True)
+        return
+    for suffix, target in targets.items():
+        write_whole(target, partial(prediction.images[suffix].save, format="PNG"))
+    print(f"{prediction.name} -> {next(iter(targets.values()))}: {prediction.text}", flush=True)

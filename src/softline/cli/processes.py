@@ -1,13 +1,15 @@
-"""What a command says when torchrun runs it in several processes."""
+"""Errors of a command that torchrun runs in several processes."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from softline.errors import UserError
+
 
 @contextmanager
 def told_once() -> Iterator[None]:
-    """Let one process tell an error that several have; one that only lost another process ends without a word."""
+    """Let one process report an error that all have; a process that only lost another one ends silently."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield
         return
@@ -16,7 +18,7 @@ def told_once() -> Iterator[None]:
 
     try:
         yield
-    except (ValueError, OSError):
+    except (UserError, OSError):
         if fails_first():
             raise
         raise SystemExit(2) from None
@@ -24,5 +26,5 @@ def told_once() -> Iterator[None]:
         if not lost_another(error):
             raise
         if fails_first():
-            raise OSError(f"another process ended without saying why; {error}") from None
+            raise UserError(f"another process ended without a message; {error}") from error
         raise SystemExit(2) from None

@@ -1,76 +1,148 @@
-"""A run's progress: a bar on a terminal, plain lines elsewhere."""
+"""Progress of long work: bars on a terminal, plain lines at intervals elsewhere."""
 
+import functools
+import os
+import shutil
+import sys
+import threading
 import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from softline.engine.events import Evaluated, Evaluating, Event, Notice, Preparing, Saved, Started, Stepped
+from softline.cli.table import duration, metrics_text
+
+if TYPE_CHECKING:
+    from softline.engine.events import Event, Started, Stepped
+    from softline.experiments.runs import Finished
+
+SECONDS_BETWEEN_LINES = 10.0
+BAR_WIDTH = 20
 
 
 class Progress:
-    """A listener for one run, to be used as a context."""
+    """Shows how far work is, and prints lines that stay. Use it as a context, which removes what is shown.
 
-    def __init__(self) -> None:
-        from rich.console import Console
+    stream: where the bars, or the plain lines instead of them, go. Commands that print results use standard error.
+    runs: number of training runs that `hear_run` will be told about.
+    """
 
-        self.console = Console(highlight=False, soft_wrap=True)
-        self.bar: Any = None
-        self.task: Any = None
-        self.started = False
-        self.unit = "samples"
-        self.last_line = 0.0
+    def __init__(self, stream: TextIO | None = None, *, runs: int = 1) -> None:
+        self.stream = sys.stderr if stream is None else stream
+        self.terminal = self.stream.isatty()
+        self.bars: dict[str, Any] = {}
+        self.last_line: dict[str, float] = {}
+        self.begin = time.monotonic()
+        # of training runs
+        self.runs, self.finished = runs, 0
+        self.started: dict[str, tuple[float, Started]] = {}
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        for name in list(self.bars):
+            self.end(name)
 
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Preparing):
-            self._prepare(event)
-        elif isinstance(event, Started):
-            self._start(event)
-        elif isinstance(event, Stepped):
-            self._step(event)
-        elif isinstance(event, Evaluating):
-            if self.bar is not None:
-                self.bar.update(self.task, numbers=evaluating_line(event, self.unit))
-        elif isinstance(event, Evaluated):
-            self.say(evaluation_line(event))
-        elif isinstance(event, Notice):
-            self.say(event.text)
+    def say(self, text: str, stream: TextIO | None = None) -> None:
+        """Print a line that stays, above the bars.
+
+        stream: defaults to that of the bars.
+        """
+        stream = self.stream if stream is None else stream
+        if self.bars:
+            next(iter(self.bars.values())).write(text, file=stream)
+            stream.flush()
         else:
-            assert isinstance(event, Saved), "that is all there is"
+            print(text, file=stream, flush=True)
 
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+    def show(
+        self, name: str, text: str, *, done: int | None = None, total: int | None = None, last: bool = False
+    ) -> None:
+        """Show how far a piece of work is.
 
-    def _prepare(self, event: Preparing) -> None:
-        """A bar of its own; elsewhere a line every ten seconds."""
-        line = f"{event.done:,} of {event.total:,} {event.what}"
-        if self.console.is_terminal:
-            if self.bar is None:
-                self._open_bar(total=event.total)
-            self.bar.update(self.task, completed=event.done, numbers=line)
-        elif time.monotonic() - self.last_line > 10:
-            self.last_line = time.monotonic()
-            self.say(line)
+        name: tells pieces of work apart that go on at the same time; empty for the only one.
+        text: numbers, or what is being done.
+        done, total: draw a bar; without them, there is the text alone.
+        last: print the line where there is no terminal, even if the last one was printed a moment ago.
+        """
+        if self.terminal:
+            if name not in self.bars:
+                self.bars[name] = _bar_class()(total=0, file=self.stream, leave=False, dynamic_ncols=True)
+            bar = self.bars[name]
+            bar.n, bar.total = done or 0, total
+            bar.bar_format = self._format(name, text, with_bar=total is not None)
+            bar.refresh()
+        elif last or time.monotonic() - self.last_line.get(name, self.begin) > SECONDS_BETWEEN_LINES:
+            self.last_line[name] = time.monotonic()
+            self.say(f"{name}: {text}" if name else text)
 
-    def _open_bar(self, *, total: int, completed: int = 0) -> None:
-        self.bar = _bar(self.console)
-        self.task = self.bar.add_task("", total=total, completed=completed, numbers="")
-        self.bar.start()
+    def end(self, name: str) -> None:
+        """Stop showing a piece of work."""
+        if name in self.bars:
+            self.bars.pop(name).close()
 
-    def _start(self, event: Started) -> None:
-        if self.bar is not None:
-            # that of the preparation
-            self.bar.stop()
-        self.started = True
-        self.unit = event.unit
+    def _format(self, name: str, text: str, *, with_bar: bool) -> str:
+        """Return a line in tqdm's notation; on a narrow terminal, the bar gives way to the text."""
+        width = max(len(other) for other in self.bars)
+        label = f"{name:<{width}}  " if width else ""
+        free = _columns(self.stream) - len(label) - (len("100 %  ") if with_bar else 0) - 1
+        text = text[: max(free, 0)]
+        free -= len(text) + 2
+        bar = f"{{bar:{min(free, BAR_WIDTH)}}}  " if free >= 4 else ""
+        return _literal(label) + (f"{{percentage:3.0f}} %  {bar}" if with_bar else "") + _literal(text)
+
+    # training runs
+
+    def hear(self, event: "Event", run: str = "") -> None:
+        """Show an event of a training run.
+
+        run: name of the run; empty for the only one, whose start and evaluations are lines that stay.
+        """
+        from softline.engine.events import Evaluated, Evaluating, Notice, Preparing, Started, Stepped
+
+        if isinstance(event, Preparing):
+            self.show(run, f"{event.done:,} of {event.total:,} {event.what}", done=event.done, total=event.total)
+        elif isinstance(event, Notice):
+            self.say(f"{run}: {event.text}" if run else event.text)
+        elif isinstance(event, Started):
+            self._start(event, run)
+        elif isinstance(event, Stepped):
+            self._step(event, run)
+        elif isinstance(event, Evaluating):
+            of = "" if event.total is None else f" of {event.total:,}"
+            self.show(run, f"evaluating: {event.done:,}{of}", done=event.done, total=event.total)
+        elif isinstance(event, Evaluated):
+            text = f"epoch {event.epoch:.4g}: {metrics_text(event.metrics)}"
+            if run:
+                self.show(run, text, done=event.step, total=self._steps(run))
+            else:
+                self.say(text + ("  best so far" if event.best else ""))
+
+    def hear_run(self, name: str, seed: int, event: "Event | Finished") -> None:
+        """Show an event of one of several runs, as comparisons report them."""
+        from softline.engine.events import Notice, Preparing
+        from softline.experiments.runs import Finished
+
+        run = f"{name}, seed {seed}"
+        if isinstance(event, Preparing | Notice):
+            # data is prepared before the runs, and for all seeds
+            self.hear(event, name)
+            return
+        for other in ("", name):
+            self.end(other)
+        if isinstance(event, Finished):
+            self._finish(event, run)
+        else:
+            self.hear(event, run)
+
+    def _start(self, event: "Started", run: str) -> None:
+        self.end(run)
+        self.started[run] = time.monotonic(), event
+        if run:
+            self.show(run, "starting", done=event.start_step, total=event.steps)
+            return
         several = f"{event.processes} processes on " if event.processes > 1 else ""
         self.say(
             f"{event.model}: {event.parameters / 1e6:.2f} M parameters, {several}{event.device}, to {event.output}"
@@ -78,62 +150,46 @@ class Progress:
         epochs = event.steps / event.steps_per_epoch
         resumed = f", from step {event.start_step}" if event.start_step else ""
         self.say(f"{event.steps} steps, {epochs:.4g} epochs of {event.steps_per_epoch}{resumed}")
-        if self.console.is_terminal:
-            self._open_bar(total=event.steps, completed=event.start_step)
 
-    def _step(self, event: Stepped) -> None:
-        line = step_line(event, self.unit)
-        if self.bar is not None:
-            self.bar.update(self.task, completed=event.step, numbers=line)
-        elif time.monotonic() - self.last_line > 10 or event.seconds_left == 0:
-            self.last_line = time.monotonic()
-            self.say(f"step {event.step}: {line}")
+    def _step(self, event: "Stepped", run: str) -> None:
+        logs = "".join(f"  {name} {value:.3f}" for name, value in event.logs.items())
+        text = f"epoch {event.epoch:.2f}  {duration(event.seconds_left)} left  loss {event.loss:.3f}{logs}"
+        if not run:
+            unit = self.started[run][1].unit
+            text += f"  {event.per_second:,.0f} {unit}/s  lr {event.lr:.1e}"
+        last = not run and event.seconds_left == 0
+        plain = "" if self.terminal else f"step {event.step}: "
+        self.show(run, plain + text, done=event.step, total=self._steps(run), last=last)
 
+    def _steps(self, run: str) -> int:
+        return self.started[run][1].steps
 
-def step_line(event: Stepped, unit: str) -> str:
-    logs = "".join(f"  {name} {value:.3f}" for name, value in event.logs.items())
-    return (
-        f"epoch {event.epoch:.2f}  loss {event.loss:.4f}{logs}  lr {event.lr:.2e}  {event.per_second:,.0f} {unit}/s"
-        f"  {duration(event.seconds_left)} left"
-    )
-
-
-def evaluating_line(event: Evaluating, unit: str) -> str:
-    of = "" if event.total is None else f" of {event.total:,}"
-    return f"evaluating: {event.done:,}{of} {unit}"
+    def _finish(self, event: "Finished", run: str) -> None:
+        self.end(run)
+        self.finished += 1
+        begin = self.started[run][0] if run in self.started else time.monotonic()
+        how = "done before" if event.reused else duration(time.monotonic() - begin)
+        self.say(f"[{self.finished}/{self.runs}] {run}: {event.run.text} ({how})")
 
 
-def evaluation_line(event: Evaluated) -> str:
-    best = "  best so far" if event.best else ""
-    return f"epoch {event.epoch:.4g}: {metrics_text(event.metrics)}{best}"
+@functools.cache
+def _bar_class() -> Any:
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        # no thread that redraws bars which nobody updates
+        monitor_interval = 0
+
+    # tqdm's default lock is for bars in several processes
+    Bar.set_lock(threading.RLock())
+    return Bar
 
 
-def metrics_text(metrics: dict[str, float]) -> str:
-    """All but losses as percentages."""
-    fractions = [f"{name} {percent(value)}" for name, value in metrics.items() if name != "loss"]
-    losses = [f"{name} {value:.4f}" for name, value in metrics.items() if name == "loss"]
-    return "  ".join(fractions + losses)
+def _columns(stream: TextIO) -> int:
+    """Return the width of the terminal, or what the environment says if it does not know its width."""
+    return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size().columns
 
 
-def percent(fraction: float | None) -> str:
-    """COCO gives -1 where there is nothing to measure."""
-    return "none" if fraction is None or fraction < 0 else f"{100 * fraction:.2f} %"
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _bar(console: Any) -> Any:
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    return Bar(
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[numbers]}", markup=False),
-        console=console,
-        transient=True,
-    )
+def _literal(text: str) -> str:
+    """Escape a text for tqdm's notation."""
+    return text.replace("{", "{{").replace("}", "}}")

@@ -1,40 +1,40 @@
 """``softline train``: train by a recipe."""
 
 import argparse
-import textwrap
+import sys
 
-from softline.cli.arguments import Commands, split_overrides
+from softline.cli.arguments import Parser
 from softline.cli.processes import told_once
+from softline.cli.progress import Progress
+from softline.cli.table import metrics_text
 from softline.errors import UserError
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "train",
-        help="train a model by a recipe",
+def add_arguments(parser: Parser) -> None:
+    parser.describe(
+        """Train by a recipe: the name of one in the package, or a YAML file. Every key of the recipe can be set on the
+        command line. Checkpoints (last.pt, best.pt), log.jsonl and TensorBoard files are written to the output
+        directory.""",
         usage="softline train RECIPE [--resume] [--output DIR] [--KEY VALUE ...]",
-        description=textwrap.dedent("""\
-            Train by a recipe: the name of one in the package, or a YAML file. Any of its keys can be set on the
-            command line. Checkpoints (last.pt, best.pt), log.jsonl and TensorBoard files go to the output directory.
-            """),
-        epilog=textwrap.dedent("""\
+        epilog="""\
             examples:
               softline train quickstart --model.options.attention inline --output runs/inline
               softline train softpp_tiny --data.source /data/imagenet --precision bf16 --workers 8
+              softline train softpp_tiny --show
               torchrun --standalone --nproc-per-node 8 -m softline.cli train softpp_small --data.source /data/imagenet
 
-            torchrun takes a free port by --standalone; without it, its error EADDRINUSE means that another program has
-            the port: choose one by --master-port.
-            """),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+            With --standalone, torchrun uses a free port. Without it, the error EADDRINUSE means that another program
+            uses the port: choose another one with torchrun's --master-port.
+            """,
     )
-    parser.add_argument("--list", action="store_true", help="list the recipes in the package, and stop")
-    parser.add_argument("--show", action="store_true", help="print the whole recipe with every key, and stop")
-    parser.add_argument("--resume", action="store_true", help="continue from the output directory's last checkpoint")
-    parser.add_argument("--skip-corrupt", action="store_true", help="look for unreadable images and leave them out")
-    parser.add_argument("--output", metavar="DIR", help="where checkpoints and logs go (default: the recipe's)")
-    parser.set_defaults(run=run, takes_overrides=True)
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="name of a recipe, or a .yaml file")
+    parser.add_argument("--list", action="store_true", help="list the recipes in the package and exit")
+    parser.add_argument("--show", action="store_true", help="print the recipe with all its keys and exit")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the output directory")
+    parser.add_argument("--skip-corrupt", action="store_true", help="find unreadable images first and leave them out")
+    parser.add_argument("--output", metavar="DIR", help="directory for checkpoints and logs (default: the recipe's)")
+    parser.take_overrides()
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,33 +43,31 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(list_recipes()))
         return 0
-    name, overrides = split_overrides(options.overrides)
-    if name is None:
-        raise UserError("name a recipe before its keys; `softline train --list` lists those in the package")
+    if options.recipe is None:
+        raise UserError("name a recipe; `softline train --list` lists those in the package")
     with told_once():
-        return _train(name, overrides, options)
+        return _train(options)
 
 
-def _train(name: str, overrides: list[str], options: argparse.Namespace) -> int:
+def _train(options: argparse.Namespace) -> int:
     from softline.engine.reading import dump_recipe, load_recipe
 
-    overrides = list(overrides)
+    overrides = list(options.overrides)
     if options.output is not None:
         overrides += ["--output", options.output]
     if options.skip_corrupt:
         overrides += ["--data.skip_corrupt", "true"]
-    recipe = load_recipe(name, overrides)
+    recipe = load_recipe(options.recipe, overrides)
     if options.show:
         print(dump_recipe(recipe), end="")
         return 0
 
-    from softline.cli.progress import Progress, metrics_text
     from softline.engine.train import train
 
-    with Progress() as progress:
-        result = train(recipe, resume=options.resume, listeners=[progress])
+    with Progress(sys.stdout) as progress:
+        result = train(recipe, resume=options.resume, listeners=[progress.hear])
     if not progress.started:
-        # another process speaks
+        # another process reports
         return 0
     if not result.finished:
         print(f"stopped by {result.stopped_by} after step {result.step}; continue with --resume")

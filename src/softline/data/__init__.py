@@ -1,1 +1,1 @@
-"""Where samples come from, in which order, and with which random numbers; nothing here sees a model."""
+"""Datasets, their transforms, sampling order and random numbers; nothing here depends on a model."""

@@ -1,4 +1,4 @@
-"""Random numbers that depend on named numbers only, such as a seed, an epoch and an index."""
+"""Random numbers that depend only on given numbers, such as a seed, an epoch and an index."""
 
 import hashlib
 import random
@@ -12,14 +12,14 @@ from torch.utils.data import get_worker_info
 
 
 def mix(*numbers: int) -> int:
-    """64 bits that change unpredictably with every number and with their order."""
+    """Hash the numbers and their order to 64 bits."""
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
 
 
 @contextmanager
 def repeatable(*numbers: int) -> Iterator[None]:
-    """Within, the global generators of Python, numpy and torch's CPU start from ``numbers``; afterwards they go on."""
-    # a worker's generators serve the dataset alone; restoring them takes ten times as long as seeding
+    """Seed the global generators of Python, numpy and torch's CPU with ``numbers``, and restore them afterwards."""
+    # in a worker only the dataset uses the generators; restoring them takes ten times as long as seeding
     states = _states() if get_worker_info() is None else None
     seed = mix(*numbers)
     random.seed(seed)

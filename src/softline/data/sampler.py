@@ -1,4 +1,4 @@
-"""Which images each process reads, step by step."""
+"""Samplers: which images each process reads at each step."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,17 +12,17 @@ from softline.errors import UserError
 
 
 class TrainBatches(Sampler[list[tuple[int, int]]]):
-    """The micro-batches of one process, over all epochs of a run, as keys (epoch, index).
+    """The micro-batches of one process over all epochs of a run, as keys (epoch, index).
 
-    Every epoch is one random order of all images; what is left after its last whole batch is not used. A batch is cut
-    into ``accumulate * processes`` equal chunks, and this process yields the chunks rank, rank + processes, ...: the
-    batch of a step is the same for every number of processes and accumulations.
+    Each epoch is a random permutation of all images; those after its last whole batch are not used. A batch is cut into
+    ``accumulate * processes`` equal chunks, and this process yields the chunks rank, rank + processes, ...: the batch
+    of a step is the same for any number of processes and accumulations.
 
     length: number of training images.
-    batch_size: images of one optimizer step, over all processes and accumulations.
+    batch_size: images per optimizer step, over all processes and accumulations.
     start_step, total_steps: the optimizer steps start_step .. total_steps - 1 are yielded.
-    groups: a number for each image, such as whether it is wide or tall; all images of a batch then have the same one,
-        and what is left over in each group is not used.
+    groups: a number per image, such as whether it is wide or tall. All images of a batch are from the same group, and
+        those after the last whole batch of each group are not used.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
 class EvalShard(Sampler[int]):
     """The images of one process: rank, rank + processes, ...
 
-    Every process yields equally many, so that all run equally many forward passes; the last ones may be repeats, and
-    only the first ``valid`` count.
+    All processes yield the same number of images, so that they run the same number of forward passes; the last ones
+    may be repeats, and only the first ``valid`` count.
     """
 
     def __init__(self, length: int, *, rank: int = 0, processes: int = 1) -> None:
@@ -108,7 +108,7 @@ class EvalShard(Sampler[int]):
         return -(-self.length // self.processes)
 
     def __iter__(self) -> Iterator[int]:
-        # past the end it starts over
+        # past the end it starts again from the beginning
         return (index % self.length for index in range(self.rank, len(self) * self.processes, self.processes))
 
 

@@ -1,1 +1,2 @@
-"""Train and evaluate: recipes, the training loop, checkpoints. Needs the extra ``train``."""
+"""The training loop and what it asks of a task: recipes, loading, checkpoints, processes, events. Needs the extra
+``train``."""

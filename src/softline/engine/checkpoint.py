@@ -1,8 +1,8 @@
-"""Checkpoints: one file that holds all a run needs to go on, and all a model needs to be used.
+"""Checkpoints: one file with everything that is needed to resume a run, or to use its model.
 
-The weights are under timm's keys, so ``timm.create_model(..., checkpoint_path=...)`` reads them as well. Nothing in the
-file is code: it is read by torch's restricted reader. Random states need no place in it: step n of a run draws from
-generators seeded by (seed, n, process), and sample i of epoch e from ones seeded by (seed, e, i).
+The weights have timm's keys, so ``timm.create_model(..., checkpoint_path=...)`` reads them as well. The file has no
+code in it and is read by torch's restricted unpickler. It needs no random states: step n of a run draws from generators
+that are seeded by (seed, n, process), and sample i of epoch e from generators seeded by (seed, e, i).
 """
 
 import pickle
@@ -21,7 +21,7 @@ LAST, BEST = "last.pt", "best.pt"
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Replace the file at ``path``; if that fails, what was there stays."""
+    """Replace the file at ``path`` atomically; if that fails, the previous file stays."""
     check_finite(content)
     stamped = {"format": FORMAT, "softline": softline.__version__, "torch": str(torch.__version__), **content}
 
@@ -30,7 +30,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
         try:
             torch.save(stamped, guarded)
         except RuntimeError:
-            # torch hides what the system said about the disk
+            # torch hides the error of the operating system
             if guarded.error is not None:
                 raise guarded.error from None
             raise
@@ -39,17 +39,17 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """What `save_checkpoint` wrote, on the CPU."""
+    """Read what `save_checkpoint` wrote, onto the CPU."""
     if not path.is_file():
         raise UserError(f"no such checkpoint: {path}")
     check_archive(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        # torch's own text advises to execute it
+        # torch's own message advises to execute the file
         raise UserError(
-            f"{path} is not a checkpoint of softline: beside tensors, numbers and text it holds what could be a "
-            "program, which is never run"
+            f"{path} is not a checkpoint of softline: it contains more than tensors, numbers and text, and is refused "
+            "because reading it could run code"
         ) from None
     except (RuntimeError, EOFError) as error:
         raise UserError(f"{path} is not a checkpoint of softline: {str(error).splitlines()[0]}") from None
@@ -61,7 +61,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def check_finite(content: dict[str, Any]) -> None:
-    """Broken weights never replace good ones."""
+    """Raise FloatingPointError for weights that are not finite, before they replace good ones."""
     for key in ("state_dict", "state_dict_ema"):
         for name, tensor in (content.get(key) or {}).items():
             if tensor.is_floating_point() and not tensor.isfinite().all():
@@ -69,7 +69,7 @@ def check_finite(content: dict[str, Any]) -> None:
 
 
 class _Remembering:
-    """A file that remembers why writing failed."""
+    """A file that keeps the error of a failed write."""
 
     def __init__(self, file: Any) -> None:
         self.file = file

@@ -1,15 +1,14 @@
-"""One process or many: accelerate starts them, torch's DDP or FSDP2 shares the model among them."""
+"""One process or many: accelerate connects them, and torch's DDP or FSDP2 shares the model among them."""
 
 import inspect
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ _GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 _ONE = StateDictOptions(full_state_dict=True)
 
-# newer versions of torch have another word for it
+# newer versions of torch have another name for it
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers"
 
@@ -46,6 +45,7 @@ def start(*, precision: Precision = "fp32", device: str = "auto") -> Accelerator
     on_cpu = device == "cpu" or not torch.accelerator.is_available()
     if on_cpu and precision == "fp16":
         raise UserError("precision fp16 needs a GPU: use bf16 or fp32 on the CPU")
+    # accelerate has no public way to start again with another precision
     AcceleratorState._reset_state()
     try:
         return Accelerator(
@@ -59,7 +59,7 @@ def start(*, precision: Precision = "fp32", device: str = "auto") -> Accelerator
 
 
 def share(accelerator: Accelerator, model: nn.Module, strategy: Strategy) -> nn.Module:
-    """The model as the processes train it; the same object where there is one process."""
+    """Prepare the model for training on all processes; with one process it stays the same object."""
     if accelerator.num_processes == 1:
         shared: nn.Module = accelerator.prepare_model(model)
         return shared
@@ -67,15 +67,15 @@ def share(accelerator: Accelerator, model: nn.Module, strategy: Strategy) -> nn.
 
 
 def copy(accelerator: Accelerator, model: nn.Module) -> nn.Module:
-    """The same model in every process."""
+    """Give every process a copy of the model."""
     device = accelerator.device
-    # each process's batch norms count what they see; `average_buffers` brings them together
+    # each process updates its own batch norm statistics; `average_buffers` averages them
     options: dict[str, Any] = {_SYNC_BUFFERS: False}
     return DistributedDataParallel(model.to(device), device_ids=None if device.type == "cpu" else [device], **options)
 
 
 def shard(accelerator: Accelerator, model: nn.Module) -> nn.Module:
-    """Spread each block, and then the rest, over the processes."""
+    """Shard each block, and then the rest of the model, over the processes."""
     model = model.to(accelerator.device)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     for name, module in model.named_modules():
@@ -86,7 +86,7 @@ def shard(accelerator: Accelerator, model: nn.Module) -> nn.Module:
 
 
 def sync_batch_norms(accelerator: Accelerator, model: nn.Module) -> nn.Module:
-    """The model, whose batch norms see the images of all processes in training."""
+    """Let the model's batch norms see the images of all processes in training."""
     if accelerator.num_processes == 1:
         return model
     if accelerator.device.type == "cpu":
@@ -103,12 +103,12 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def gather_model(model: nn.Module) -> dict[str, Any]:
-    """The whole state dict, on the first process; empty on the others. All must call it."""
+    """Return the whole state dict on the first process, and an empty one on the others. All must call it."""
     return get_model_state_dict(model, options=_GATHER) if _several() else _whole(model)
 
 
 def spread_model(model: nn.Module, state_dict: dict[str, Any]) -> None:
-    """Load what the first process has."""
+    """Load the state dict that the first process has."""
     set_model_state_dict(model, state_dict, options=_SPREAD if _several() else _ONE)
 
 
@@ -121,26 +121,17 @@ def spread_optimizer(model: nn.Module, optimizer: Any, state: dict[str, Any]) ->
 
 
 def place() -> tuple[int, int]:
-    """The number of this process, and of how many."""
+    """Return the index of this process, and the number of processes."""
     return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if _several() else (0, 1)
 
 
-@contextmanager
-def first_process_first() -> Iterator[None]:
-    """Within, one process of each machine runs before its others, which then find what it has made."""
-    if not _several():
-        yield
-        return
-    first = int(os.environ.get("LOCAL_RANK", torch.distributed.get_rank())) == 0
-    if not first:
-        torch.distributed.barrier()
-    yield
-    if first:
-        torch.distributed.barrier()
+def local_main_process_first() -> AbstractContextManager[None]:
+    """Let one process of each machine run the block before the others, which then find what it has made."""
+    return PartialState().local_main_process_first() if _several() else nullcontext()
 
 
 def gather_lists(items: list[T]) -> list[T]:
-    """Those of all processes, in every process. All must call it."""
+    """Join the lists of all processes, in every process. All must call it."""
     if not _several():
         return items
     lists: list[Any] = [None] * torch.distributed.get_world_size()
@@ -149,7 +140,7 @@ def gather_lists(items: list[T]) -> list[T]:
 
 
 def average_buffers(model: nn.Module) -> None:
-    """Let all processes have the mean of what each one's batch norms saw. All must call it."""
+    """Average the batch norm statistics of all processes. All must call it."""
     if not _several():
         return
     for buffer in model.buffers():
@@ -159,12 +150,12 @@ def average_buffers(model: nn.Module) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The value of a tensor that may be spread over processes."""
+    """Return the value of a tensor that may be sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def broadcast_object(value: Any) -> Any:
-    """What the first process has."""
+    """Return the value that the first process has."""
     if not _several():
         return value
     box = [value]
@@ -173,29 +164,29 @@ def broadcast_object(value: Any) -> Any:
 
 
 def first_of(text: str | None, *, prefer: str) -> str | None:
-    """A text that any process has; one that starts with ``prefer``, if there is one. All must call it."""
+    """Return a text that any process has, if possible one that starts with ``prefer``. All must call it."""
     given = [text for text in gather_lists([text]) if text is not None]
     return next((text for text in given if text.startswith(prefer)), given[0] if given else None)
 
 
 def any_of(flag: bool) -> bool:
-    """Whether it holds in any process. All must call it."""
+    """Return whether the flag is set in any process. All must call it."""
     return any(gather_lists([flag]))
 
 
 def fails_first() -> bool:
-    """Whether this process is the first of all to ask: the one that tells an error, so that it is told once."""
+    """Return True in the first process that calls it: that one prints an error which several processes have."""
     try:
         store = _store()
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return store is None or store.add(f"softline/failed/{attempt}", 1) == 1
     except DistError:
-        # better twice than not at all
+        # printed twice is better than not at all
         return True
 
 
 def lost_another(error: BaseException) -> bool:
-    """Whether the error says no more than that another process ended."""
+    """Return whether the error only says that another process ended."""
     closed = re.search(
         r"connection (closed|reset|refused)|broken pipe|socket (closed|timeout)", str(error), re.IGNORECASE
     )
@@ -203,12 +194,13 @@ def lost_another(error: BaseException) -> bool:
 
 
 def _store() -> Any:
-    """What all processes can read and write, if there is such a thing."""
+    """Return the key-value store that all processes share, if there is one."""
     if _several():
+        # torch has no public name for the store of the default process group
         return torch.distributed.distributed_c10d._get_default_store()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
-    # torchrun keeps one before the processes join each other
+    # torchrun has one before the processes have connected
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     connect: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
     return connect(host, port, is_master=False, timeout=timedelta(seconds=10))

@@ -20,10 +20,10 @@ from softline.errors import UserError
 class Evaluation:
     metrics: dict[str, float]
     samples: int
-    """That counted, over all processes."""
+    """Number of samples over all processes."""
     per_second: float
     details: dict[str, Any]
-    """Numbers for each class, where the task has them."""
+    """What the task reports beside the metrics, such as a row for each class."""
 
 
 def evaluate(
@@ -36,11 +36,11 @@ def evaluate(
     progress: Callable[[int, int | None], None] = lambda *_: None,
     stop: Callable[[], bool] | None = None,
 ) -> Evaluation | None:
-    """Metrics over every sample exactly once, however the samples divide among processes and batches.
+    """Count every validation sample exactly once, however the samples are divided among processes and batches.
 
-    model: not wrapped for DDP; a sharded one runs in step on all processes.
-    progress: hears about once a second how many of this process's samples are done, of how many.
-    stop: asked after each batch; True gives up, and the result is None.
+    model: must not be wrapped in DDP; a sharded model runs in step on all processes.
+    progress: receives about once a second how many of this process's samples are done, and how many there are.
+    stop: called after each batch; if it returns True, the evaluation ends and its result is None.
     """
     training = model.training
     model.eval()

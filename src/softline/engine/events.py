@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: to log files here, to a terminal in ``softline.cli``."""
+"""Events of a run, which are written to log files here and shown on a terminal by ``softline.cli``."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Stepped:
-    """Means since the last such event, over all processes."""
+    """Progress of the training; values are means since the previous event, over all processes."""
 
     step: int
     epoch: float
@@ -48,7 +48,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Evaluating:
-    """Samples done so far, of how many, in this process."""
+    """Progress of an evaluation: samples of this process that are done, and how many there are."""
 
     done: int
     total: int | None
@@ -56,7 +56,7 @@ class Evaluating:
 
 @dataclass(frozen=True)
 class Preparing:
-    """Data that is made before the run: how much of it there is, of how much."""
+    """Progress of data that is generated before the run."""
 
     what: str
     done: int
@@ -73,7 +73,7 @@ class Saved:
 class Notice:
     text: str
     routine: bool = False
-    """It says that all is as usual."""
+    """Whether it reports something that is expected."""
 
 
 Event: TypeAlias = Preparing | Started | Stepped | Evaluating | Evaluated | Saved | Notice
@@ -81,7 +81,7 @@ Listener: TypeAlias = Callable[[Event], None]
 
 
 class JsonLines:
-    """One JSON object a line, in ``log.jsonl``; lines of steps that a resumed run repeats are dropped first."""
+    """Writes one JSON object a line to ``log.jsonl``; lines of steps that a resumed run repeats are dropped."""
 
     def __init__(self, path: Path, *, after_step: int) -> None:
         kept = [line for line in read_log(path) if line.get("step", 0) <= after_step] if path.exists() else []
@@ -97,7 +97,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard."""
+    """Writes scalars for TensorBoard."""
 
     def __init__(self, directory: Path, *, after_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -121,7 +121,7 @@ class TensorBoard:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a ``log.jsonl``; one that a kill cut short is left out."""
+    """Read the lines of a ``log.jsonl``, without a last line that a kill cut short."""
     lines = []
     for line in path.read_text().splitlines():
         try:

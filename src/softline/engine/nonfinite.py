@@ -1,4 +1,4 @@
-"""Find where a computation stopped being finite."""
+"""Find the first module or gradient that is not finite."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,12 +13,12 @@ class NonFiniteError(UserError):
     """Training stopped because a loss, a gradient or a weight is not finite.
 
     reason: what is not finite, and where.
-    step: the step that was not made.
-    note: what else there is to say.
+    step: the step that failed.
+    note: further text for the message.
     """
 
     def __init__(self, reason: str, step: int, note: str = "") -> None:
-        # all arguments, so that the error survives the way from one process to another
+        # all arguments, so that the error can be pickled and sent to another process
         super().__init__(reason, step, note)
         self.reason, self.step, self.note = reason, step, note
 
@@ -27,7 +27,7 @@ class NonFiniteError(UserError):
 
 
 def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str | None:
-    """Name and type of the first module, in order of execution, whose output is not finite while ``run`` runs it."""
+    """Return name and type of the first module whose output is not finite while ``run`` executes the model."""
     found: list[str] = []
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -49,7 +49,7 @@ def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str | None:
 
 
 def first_nonfinite_gradient(model: nn.Module) -> str | None:
-    """Name of the first parameter whose gradient is not finite."""
+    """Return the name of the first parameter whose gradient is not finite."""
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             return name

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules of timm, from a recipe."""
+"""Create timm's optimizers and learning-rate schedules from a recipe."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from softline.errors import UserError
 
 
 def create_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, lr_scale: float = 1.0) -> torch.optim.Optimizer:
-    """Matrices and kernels decay; biases, norms and the model's ``no_weight_decay()`` do not."""
+    """Create an optimizer; biases, norms and the parameters in the model's ``no_weight_decay()`` do not decay."""
     check_option("optimizer.name", recipe.name, [str(name) for name in list_optimizers()])
     parameters: Any = model
     if not hasattr(model, "no_weight_decay") and not hasattr(model, "group_matcher"):
-        # timm asks the model alone: the backbone inside a detector or segmenter would not be heard
+        # timm asks only the model itself, not the backbone inside a model with a head
         if recipe.layer_decay is not None:
-            raise UserError("optimizer.layer_decay is for classification: a model with a head has no order of layers")
+            raise UserError("optimizer.layer_decay needs a model that tells the order of its layers, as classifiers do")
         parameters = param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=undecayed(model))
     try:
         return create_optimizer_v2(
@@ -36,7 +36,7 @@ def create_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, lr_scale: flo
 
 
 def undecayed(model: nn.Module) -> set[str]:
-    """Parameters that the networks inside a model name in ``no_weight_decay()``."""
+    """Return the parameters that the networks inside a model list in ``no_weight_decay()``."""
     names = set()
     for path, module in model.named_modules():
         if hasattr(module, "no_weight_decay"):
@@ -47,12 +47,12 @@ def undecayed(model: nn.Module) -> set[str]:
 def create_schedule(
     optimizer: torch.optim.Optimizer, recipe: ScheduleRecipe, *, steps_per_epoch: int, lr_scale: float = 1.0
 ) -> Scheduler:
-    """The learning rate as a function of the step: ``schedule.step_update(step)`` sets it, whatever came before."""
+    """Create a schedule whose ``step_update(step)`` sets the learning rate as a function of the step alone."""
 
     def steps(epochs: float) -> int:
         return round(epochs * steps_per_epoch)
 
-    # it falls from the end of the warm-up on; the others count from the first step
+    # linear counts from the end of the warm-up, the others from the first step
     linear = recipe.name == "linear"
     warmup = steps(recipe.warmup_epochs)
     decays: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The training loop: one for all tasks, on one process or many, that can be stopped and resumed at any step."""
+"""The training loop of all tasks, on one process or many, which can be stopped and resumed at any step."""
 
 import math
 import signal
@@ -43,7 +43,7 @@ from softline.errors import UserError
 from softline.files import make_directory, remove_partial, write_text
 from softline.weights.renaming import check_keys
 
-# a loss scale below which float16 has no room left
+# a loss scale below which float16 gradients have no range left
 SMALLEST_SCALE = 2.0**-10
 
 
@@ -54,18 +54,18 @@ class TrainResult:
     finished: bool
     """False if a signal stopped the run before its last step."""
     stopped_by: str | None
-    """The signal's name."""
+    """Name of that signal."""
     metrics: dict[str, float]
-    """Of the last evaluation."""
+    """Metrics of the last evaluation."""
     best: dict[str, float]
-    """Of the best one."""
+    """Metrics of the best evaluation."""
 
 
 def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> TrainResult:
     """Train as the recipe says; checkpoints and logs go to its output directory.
 
-    resume: continue from the directory's last checkpoint, if there is one. Without it, a directory that has one is
-        refused rather than overwritten.
+    resume: continue from the last checkpoint in the directory, if there is one. Otherwise a directory with a checkpoint
+        is refused rather than overwritten.
     """
     output = Path(recipe.output)
     if not resume and (output / LAST).exists():
@@ -73,7 +73,7 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
     accelerator = distributed.start(precision=recipe.precision, device=recipe.device)
     tell = _Broadcast(listeners if accelerator.is_main_process else ())
     set_seed(recipe.seed)
-    # a run that goes on has its weights: those it began with may be gone
+    # a resumed run has its weights, and the file that it started from may be gone
     begun = resume and (output / LAST).exists()
     setup = Setup(
         rank=accelerator.process_index,
@@ -99,20 +99,20 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
 
 @dataclass
 class _Sums:
-    """Of what has happened since the last log line."""
+    """Sums since the last log line."""
 
     steps: int = 0
     loss: Any = 0.0
     norm: Any = 0.0
-    """Of the steps whose gradient was finite."""
+    """Sum of the gradient norms that were finite."""
     norms: Any = 0.0
-    """Their number; less than the steps only in float16."""
+    """Number of finite gradient norms, which is less than the steps only in float16."""
     logs: dict[str, Any] = field(default_factory=dict)
     begin: float = field(default_factory=time.perf_counter)
 
 
 class Trainer:
-    """A run and all that changes during it."""
+    """A training run and its state."""
 
     def __init__(self, recipe: Recipe, task: Task, accelerator: Accelerator, tell: Listener) -> None:
         self.recipe, self.task, self.accelerator, self.tell = recipe, task, accelerator, tell
@@ -134,16 +134,16 @@ class Trainer:
         self.best: dict[str, float] = {}
         self.evaluated_step: int | None = None
         self.stopped = StopSignal()
-        """Set by a signal to this process."""
+        """Set when this process receives a signal."""
         self.stopping = False
-        """Agreed upon by all processes."""
+        """What all processes have agreed on."""
 
     def run(self, stopped: "StopSignal") -> TrainResult:
-        """From the present step to the last one, or until ``stopped``."""
+        """Train from the current step to the last, or until ``stopped`` is set."""
         self.stopped = stopped
         self._announce()
         if self.step:
-            # a run that ended while it evaluated
+            # the run may have ended during an evaluation
             self._end_epoch()
         sums = _Sums()
         batches = train_batches(
@@ -178,7 +178,7 @@ class Trainer:
     # one step
 
     def _train_step(self, micro_batches: Sequence[Any], sums: _Sums) -> None:
-        """All of it, or nothing: an error leaves the weights of the step before."""
+        """Take one step of the optimizer; an error leaves the weights as they were before it."""
         self.shared.train()
         self.schedule.step_update(self.step)
         micro_batches = send_to_device(list(micro_batches), self.accelerator.device, non_blocking=True)
@@ -209,7 +209,7 @@ class Trainer:
         return loss.value.detach().float()
 
     def _step_seed(self, micro_batch: int) -> int:
-        """Each process draws its own numbers, the same ones whenever the step is run."""
+        """Return a seed for this process and step, which is the same whenever the step is run."""
         return mix(self.recipe.seed, self.step, micro_batch, self.accelerator.process_index) % 2**32
 
     def _clip(self) -> Tensor:
@@ -219,10 +219,10 @@ class Trainer:
         return distributed.whole(norm).float()
 
     def _check_finite(self, losses: Tensor, norm: Tensor, micro_batches: Sequence[Any]) -> None:
-        # in float16 too large gradients are normal: the step is skipped and the scale lowered
+        # float16 gradients overflow now and then: the step is skipped and the loss scale lowered
         broken = ~(losses.isfinite().all() & (norm.isfinite() | (self.recipe.precision == "fp16")))
         flags = torch.stack([broken.float(), broken.new_tensor(self.stopped.is_set()).float()])
-        # all processes fail, or stop, after the same step
+        # all processes fail or stop after the same step
         some_broken, some_stopped = (self.accelerator.reduce(flags, "sum") > 0).tolist()
         self.stopping = some_stopped
         if some_broken:
@@ -234,11 +234,11 @@ class Trainer:
         raise NonFiniteError(reason, self.step, f", learning rate {self._lr():.3g}; {last}")
 
     def _lr(self) -> float:
-        """The highest, where layers have their own."""
+        """Return the highest learning rate, since layers may have their own."""
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def _diagnose(self, losses: Tensor, micro_batches: Sequence[Any]) -> str:
-        """What this process found, or else what another one did."""
+        """Describe what is not finite, as this or another process finds it."""
         found = None
         bad = [index for index, loss in enumerate(losses) if not loss.isfinite()]
         if bad or distributed.is_sharded(self.model):
@@ -282,7 +282,7 @@ class Trainer:
         self.tell(event)
 
     def _end_epoch(self) -> None:
-        """Save if an epoch ends here, or an evaluation is due; evaluate, unless that is done already."""
+        """Save if an epoch ends here or an evaluation is due, and evaluate unless that is done already."""
         epochs, rest = divmod(self.step, self.per_epoch)
         last = self.step == self.total
         steps = self.recipe.eval_steps
@@ -298,7 +298,7 @@ class Trainer:
         return self.recipe.save_every is not None and self.step % self.recipe.save_every == 0
 
     def _evaluate(self) -> None:
-        """Evaluate and save the result, unless a signal comes in between."""
+        """Evaluate and save the result, unless a signal interrupts the evaluation."""
         result = self.evaluate()
         if result is None:
             self.stopping = True
@@ -312,7 +312,7 @@ class Trainer:
         self._write(*([BEST] if better else []), LAST)
 
     def evaluate(self) -> Evaluation | None:
-        """The averaged weights where there are any; None if a signal came in between."""
+        """Evaluate the averaged weights if there are any; None if a signal interrupted the evaluation."""
         size = self.recipe.eval_batch_size
         if size is None:
             size = max(self.recipe.batch_size // self.recipe.accumulate // self.accelerator.num_processes, 1)
@@ -325,14 +325,14 @@ class Trainer:
             batch_size=size,
             workers=self.recipe.workers,
             progress=lambda done, total: self.tell(Evaluating(done, total)),
-            # several processes would have to agree: they finish
+            # several processes would have to agree to stop, so they finish
             stop=self.stopped.is_set if self.accelerator.num_processes == 1 else None,
         )
 
     # checkpoints
 
     def save(self) -> None:
-        """Unless this step is saved already."""
+        """Save a checkpoint, unless this step is saved already."""
         if self.saved_step == self.step:
             return
         self._write(LAST)
@@ -340,7 +340,7 @@ class Trainer:
         self.tell(Saved(self.step, str(self.output / LAST)))
 
     def _write(self, *names: str) -> None:
-        """The present state, gathered once, to files of these names."""
+        """Write the current state, gathered once, to files of these names."""
         content = self.state()
         if not self.accelerator.is_main_process:
             return
@@ -351,7 +351,7 @@ class Trainer:
                 raise NonFiniteError(str(error), self.step, f"; {path} keeps what it held") from None
 
     def state(self) -> dict[str, Any]:
-        """All processes must call it; the first one gets the content."""
+        """Return the content of a checkpoint, on the first process; all processes must call it."""
         for model in (self.model, *([] if self.ema is None else [self.ema.module])):
             distributed.average_buffers(model)
         scaler = self.accelerator.scaler
@@ -371,7 +371,7 @@ class Trainer:
         }
 
     def resume(self, path: Path) -> None:
-        """Continue after the step at which the checkpoint was written; start afresh if there is none."""
+        """Continue after the step at which the checkpoint was written; start at step 0 if there is none."""
         exists = self.accelerator.is_main_process and path.exists()
         content = distributed.broadcast_object(load_checkpoint(path) if exists else None)
         if content is None:
@@ -431,7 +431,7 @@ class Trainer:
 
 
 class _Broadcast:
-    """Passes events on to the listeners, on the first process only, and to the log files once they are open."""
+    """Sends events to the listeners, which only the first process has, and to the log files once they are open."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self.listeners = list(listeners)
@@ -458,7 +458,7 @@ class _Broadcast:
 
 
 class StopSignal:
-    """Whether SIGTERM or Ctrl-C asked to stop, and which."""
+    """Records whether SIGTERM or Ctrl-C asked the run to stop, and which of them."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -469,7 +469,7 @@ class StopSignal:
 
 @contextmanager
 def _stop_signals() -> Iterator[StopSignal]:
-    """The first signal asks the run to save and stop; a second one ends it as usual. For the main thread only."""
+    """Let the first signal ask the run to save and stop, and a second one end it as usual; only in the main thread."""
     stopped = StopSignal()
     if threading.current_thread() is not threading.main_thread():
         yield stopped
@@ -479,7 +479,7 @@ def _stop_signals() -> Iterator[StopSignal]:
         stopped.name = signal.Signals(number).name
         signal.signal(number, previous[number])
 
-    # one that is ignored stays so
+    # signals that are ignored stay ignored
     wanted = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
     previous: dict[int, Any] = {number: signal.signal(number, stop) for number in wanted}
     try:

@@ -220,7 +220,8 @@ def _train(plan: _Planned, notify: NotifyRun) -> LraRun:
     result = train_or_diverge(recipe, notify)
     if isinstance(result, NonFiniteError):
         return LraRun(plan.task, plan.attention, recipe.seed, result.step, None, None, None, result.reason)
-    trained = load_trained(str(result.output / BEST))
+    # a split is an option of its task
+    trained: Any = load_trained(str(result.output / BEST))
     evaluator = Evaluator(
         distributed.start(precision=recipe.precision, device=recipe.device),
         batch_size=recipe.eval_batch_size or max(recipe.batch_size // recipe.accumulate, 1),

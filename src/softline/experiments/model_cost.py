@@ -72,7 +72,7 @@ class Probe:
         self.model.train()
         with self._autocast():
             loss = self.task.loss(self.model, self.train_batch).value
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.model.zero_grad()
 
     def macs(self) -> int:

@@ -1,4 +1,4 @@
-"""Comparisons in miniature of the papers' tables: what differs between the rows, everything else being the same.
+"""The papers' tables at a small scale: what differs between the rows, while everything else is the same.
 
 SOFT: https://arxiv.org/abs/2207.03341; InLine: https://arxiv.org/abs/2412.06590.
 """
@@ -20,9 +20,9 @@ class Variant:
     """One row of a comparison."""
 
     name: str
-    """Also that of its directory."""
+    """Also the name of its directory."""
     changes: dict[str, Any]
-    """Keys of the recipe, nested."""
+    """Nested keys of the recipe with new values."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Preset:
     name: str
     title: str
     reference: str
-    """What it is a miniature of."""
+    """The table that it repeats at a small scale."""
     variants: tuple[Variant, ...]
     base: str = "quickstart"
     """The recipe that the variants change."""
     overrides: tuple[str, ...] = ()
-    """Of the base, where no other one is asked for."""
+    """Overrides of the base recipe, unless another recipe is asked for."""
 
 
 def attention_variant(name: str, /, label: str | None = None, **options: Any) -> Variant:
-    """The recipe's model with another attention and options of it."""
+    """Create a variant with another attention and its options."""
     chosen: dict[str, Any] = {"attention": name}
     if options:
         chosen["attention_options"] = options
@@ -53,7 +53,7 @@ def attention_variants(names: Sequence[str]) -> list[Variant]:
 
 
 def variant_recipe(base: Recipe, variant: Variant) -> Recipe:
-    """The base with the variant's changes, checked."""
+    """Apply the changes of a variant to a recipe, and check the result."""
     return read_recipe(merge(to_dict(base), variant.changes), where=f"variant {variant.name}")
 
 
@@ -70,7 +70,7 @@ def check_variants(variants: Sequence[Variant]) -> None:
 
 
 def load_preset(name: str, recipe: str | None = None, overrides: Sequence[str] = ()) -> tuple[Preset, Recipe]:
-    """A preset and the recipe that its variants change: its own, or the one named ``recipe``."""
+    """Return a preset and the recipe that its variants change: its own, or the one named ``recipe``."""
     check_option("preset", name, PRESETS)
     preset = PRESETS[name]
     if recipe is not None:
@@ -86,7 +86,7 @@ ATTENTIONS_PRESET = Preset(
     "Table 2 of the SOFT paper",
     (
         attention_variant("softmax"),
-        # all rivals have the 49 that SOFT's landmarks are, as in the paper
+        # Linformer and Performer get 49 dimensions, as many as SOFT has landmarks, as in the paper
         attention_variant("linformer", rank=49),
         attention_variant("performer", num_features=49),
         attention_variant("nystrom"),
@@ -101,7 +101,7 @@ SAMPLING_PRESET = Preset(
     "How SOFT++ takes its landmarks",
     "Table 10 of the SOFT paper",
     tuple(
-        # fewer landmarks than tokens, or every sampling would take them all
+        # fewer landmarks than tokens, or every sampling would take all tokens
         attention_variant("softpp", label=sampling, sampling=sampling, max_landmarks=4)
         for sampling in ("conv", "random", "biased", "avgpool")
     ),
@@ -135,7 +135,7 @@ PYRAMID_PRESET = Preset(
             "flat",
             {
                 "model": {
-                    # a DeiT of the pyramid's number of parameters, on its first grid
+                    # a DeiT with as many parameters as the pyramid, on its first grid
                     "name": "inline_deit_tiny",
                     "options": {
                         "attention": "softpp",

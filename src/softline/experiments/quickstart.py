@@ -79,7 +79,8 @@ def scores_without_attention(comparison: Comparison, checkpoints: Mapping[str, P
     evaluator = Evaluator(distributed.start(device="cpu"))
     scores = {}
     for name, path in checkpoints.items():
-        trained = load_trained(str(path))
+        # split and root are options of its task
+        trained: Any = load_trained(str(path))
         with without_attention(trained.model):
             (measured,) = trained.evaluate(data["source"], evaluator, split=data["val_split"], root=data["root"])
         scores[name] = measured.result.metrics[comparison.metric]

@@ -1,1 +1,1 @@
-"""The explorer: a page in the browser that shows what two models look at, side by side."""
+"""The explorer: a page in the browser that shows the attention of two models side by side."""

@@ -1,4 +1,4 @@
-"""The models that visitors choose from: checkpoints of the command line, and fresh ones."""
+"""The models that visitors can choose: checkpoints named on the command line, and models with random weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,29 +24,29 @@ OWN = "its own"
 
 @dataclass(frozen=True)
 class Choice:
-    """One line of the list of models."""
+    """One entry of the list of models."""
 
     label: str
-    """What the visitor sees and the browser sends back."""
+    """The text that the visitor sees and the browser sends back."""
     text: str
-    """For `softline.analysis.subjects.open_subject`."""
+    """The model, as described for `softline.analysis.subjects.open_subject`."""
     trained: bool
 
     @property
     def attentions(self) -> tuple[str, ...]:
-        """Its own, and for fresh models those that can take its place."""
+        """The model's own attention and, for fresh models, those that can replace it."""
         return (OWN,) if self.trained else (OWN, *ATTENTIONS)
 
     def with_attention(self, attention: str) -> str:
-        """The text of the model with an attention of `attentions`."""
+        """The description of the model with one of its `attentions`."""
         check_option(f"the attention of {self.label}", attention, self.attentions)
         return self.text if attention == OWN else f"{self.text}:attention={attention}"
 
 
 def find_choices(paths: Sequence[str]) -> dict[str, Choice]:
-    """Checkpoints first, then fresh models, by label.
+    """List checkpoints and then fresh models, by label.
 
-    paths: checkpoint files, directories that timm saved, or directories below which every best.pt is taken.
+    paths: checkpoint files, directories saved by timm, or directories that are searched for every best.pt.
     """
     found = [file for path in paths for file in find_checkpoints(Path(path))]
     choices = [Choice(_label(file), str(file), trained=True) for file in dict.fromkeys(found)]
@@ -55,16 +55,17 @@ def find_choices(paths: Sequence[str]) -> dict[str, Choice]:
 
 
 def find_checkpoints(path: Path) -> list[Path]:
+    """The checkpoint at a path, or every best.pt below it."""
     if path.is_file() or (path / "config.json").is_file():
         return [path]
     if not path.is_dir():
         raise UserError(f"no such checkpoint or directory: {path}")
     found = sorted(path.rglob(BEST))
     if not found:
-        raise UserError(f"{path} has no {BEST} in it or below: name a directory of `softline train` or a checkpoint")
+        raise UserError(f"there is no {BEST} in {path} or below: name a directory of `softline train` or a checkpoint")
     return found
 
 
 def _label(file: Path) -> str:
-    """The directory of a run says more than the name that all its checkpoints share."""
+    """The directory of a run tells more than the file name, which all runs share."""
     return str(file.parent) if file.name == BEST and file.parent.name else str(file)

@@ -1,4 +1,4 @@
-"""Pictures for the page: an image with a map of weights over it, the query's patch marked."""
+"""Pictures of the page: the photograph with the query, and heat maps over the image."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,15 +9,15 @@ from torch import Tensor
 from softline.layers.grid import GridSize
 from softline.plotting.colors import COOL, WARM
 
-# pixels of every picture's side; clicks are counted in them
 SIDE = 560
-# of the strongest weight's colour over the image
+"""Side of every picture in pixels; clicks are counted in them."""
 STRENGTH = 0.9
+"""Opacity of the strongest weight's colour over the image."""
 Pixels = npt.NDArray[np.float32]
 
 
 def draw_photograph(image: Image.Image, query: tuple[float, float]) -> Image.Image:
-    """A square image with a ring around the query (x, y), each from 0 to 1."""
+    """Draw a ring around the query (x, y), each coordinate from 0 to 1, on a square image."""
     picture = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     pen = ImageDraw.Draw(picture)
     x, y = (part * SIDE for part in query)
@@ -27,16 +27,16 @@ def draw_photograph(image: Image.Image, query: tuple[float, float]) -> Image.Ima
 
 
 def draw_map(image: Tensor, contrast: Tensor, cell: tuple[int, int]) -> Image.Image:
-    """The weights of a query over what the model saw, in grey: orange above their mean, blue below.
+    """Draw the weights of a query over the image in grey: orange above their mean, blue below.
 
-    image: [C, H, W] of 0 to 1.
-    contrast: [height, width] of -1 to 1.
+    image: [C, H, W] with values from 0 to 1.
+    contrast: [height, width] with values from -1 to 1.
     cell: row and column of the query in the grid.
     """
     ground = _enlarged(image.mean(0))[..., None]  # [SIDE, SIDE, 1]
     weights = _enlarged(contrast)[..., None]
     color = np.where(weights > 0, np.array(WARM, np.float32), np.array(COOL, np.float32)) / 255
-    # weak differences are to be seen too
+    # the power makes weak differences visible
     part = STRENGTH * np.abs(weights) ** 0.7
     mixed = (1 - part) * (0.15 + 0.7 * ground) + part * color
     picture = Image.fromarray((mixed * 255).round().astype(np.uint8))
@@ -45,14 +45,14 @@ def draw_map(image: Tensor, contrast: Tensor, cell: tuple[int, int]) -> Image.Im
 
 
 def _enlarged(values: Tensor) -> Pixels:
-    """[height, width] -> [SIDE, SIDE] by repeating: a patch stays a patch."""
+    """Enlarge [height, width] to [SIDE, SIDE] by repetition, so that patches keep their edges."""
     rows, columns = (torch.arange(SIDE) * count // SIDE for count in values.shape)
     pixels: Pixels = values.float()[rows][:, columns].numpy()
     return pixels
 
 
 def _mark(picture: Image.Image, cell: tuple[int, int], grid_size: GridSize) -> None:
-    """A frame around the query's patch, outside of it so that its own weight is seen."""
+    """Draw a frame around the query's patch, outside of it so that its own weight stays visible."""
     (row, column), (height, width) = cell, grid_size
     top, left = row * SIDE // height, column * SIDE // width
     bottom, right = (row + 1) * SIDE // height, (column + 1) * SIDE // width

@@ -1,4 +1,4 @@
-"""Numbers of the page, as HTML."""
+"""The numbers of the page as HTML."""
 
 from collections.abc import Sequence
 from html import escape
@@ -9,13 +9,13 @@ LEGEND = '<div class="legend"><span>takes less than average</span><i></i><span>t
 
 
 def answer_table(answer: Answer) -> str:
-    """What the map shows, and what is quickly known about it."""
+    """A table of what the map shows, and of the numbers that come with it."""
     height, width = answer.grid_size
     rows = [("Patches of this layer", f"{width} x {height}" + _class_token(answer))]
     if answer.residual is not None:
         rows.append(("Newton residual", f"{answer.residual:.1e}"))
     if answer.mass is None:
-        rows.append(("Weight on the 3 x 3 patches around it", "all: there are no others"))
+        rows.append(("Weight on the 3 x 3 patches around it", "all of it: there are no other patches"))
     else:
         assert answer.mean_mass is not None, "both are shares of the same grid"
         rows.append(("Weight on the 3 x 3 patches around it", _against_chance(answer.mass, answer.chance)))
@@ -25,7 +25,7 @@ def answer_table(answer: Answer) -> str:
 
 
 def details_table(details: Details | None) -> str:
-    """What takes longer; lines without numbers while they are being found."""
+    """A table of the numbers that take longer; rows without numbers until they are known."""
     names = ("Time for one image", "Multiply-adds for one image")
     if details is None:
         return _table([(name, "...") for name in names])
@@ -35,12 +35,12 @@ def details_table(details: Details | None) -> str:
 
 
 def message(text: str) -> str:
-    """Why there is nothing to show."""
+    """A paragraph that says why there is nothing to show."""
     return f'<p class="message" role="alert">{escape(text)}</p>'
 
 
 def cost_line(size: int, sides: Sequence[tuple[str, Cost]]) -> str:
-    """Multiply-adds at this size, and against 224 where it is another.
+    """Compare the multiply-adds of both sides at this size, and with those at 224 if it is another size.
 
     sides: names and costs.
     """
@@ -89,9 +89,9 @@ def _percent(part: float) -> str:
 
 def _predicted(answer: Answer) -> str:
     if not answer.trained:
-        return "nothing: this model is untrained, its weights are random"
+        return "nothing: this model is not trained, its weights are random"
     if not answer.predictions:
-        return "nothing: this model names no classes"
+        return "nothing: this model has no class names"
     listed = ", ".join(f"{escape(name)} {100 * probability:.0f}&nbsp;%" for name, probability in answer.predictions)
     return f"{listed} <small>trained at {answer.trained_size} x {answer.trained_size}</small>"
 

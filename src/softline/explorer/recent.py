@@ -1,4 +1,4 @@
-"""A store that forgets what was not used for longest."""
+"""A store that forgets the values that were not used for the longest time."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -9,9 +9,9 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Values by key, the last used of them, as many as weigh no more than ``limit`` together; always the last one.
+    """The most recently used values by key, whose total weight is at most ``limit``; the last one is always kept.
 
-    weigh: of a value, in the unit of ``limit``; by default each weighs 1.
+    weigh: the weight of a value; 1 by default.
     """
 
     def __init__(self, limit: int, *, weigh: Callable[[V], int] = lambda _: 1) -> None:
@@ -22,7 +22,7 @@ class Recent(Generic[K, V]):
         return len(self._values)
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """The value of ``key``, made if it is not there; nothing is kept if that fails."""
+        """The value of ``key``, created by ``make`` if it is missing; nothing is stored if that fails."""
         if key not in self._values:
             self._values[key] = make()
         self._values.move_to_end(key)

@@ -1,4 +1,4 @@
-"""Images that visitors upload: checked before anything decodes them."""
+"""Images that visitors upload, checked before they are decoded."""
 
 import warnings
 from pathlib import Path
@@ -12,21 +12,21 @@ from softline.errors import UserError
 
 MAX_BYTES = 20 * 2**20
 MAX_PIXELS = 50 * 10**6
-# a patch of DeiT
 MIN_SIDE = 16
-# the page shows no more, and a session should not hold a whole photograph of a camera
+"""Side of one patch of DeiT."""
 MAX_SIDE = 2048
+"""Larger images are reduced: the page shows no more, and a session should not hold a camera's whole photograph."""
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 
 
 class RefusedImageError(UserError):
-    """An upload that is not shown; its text is for the visitor."""
+    """An upload that is refused; the visitor reads the text."""
 
 
 def read_upload(path: Path, *, name: str) -> Image.Image:
-    """The image as it is meant to be seen, in RGB, larger ones reduced to a side of 2048 pixels.
+    """Read an uploaded image as RGB, turned upright and at most 2048 pixels wide and high.
 
-    name: what the visitor calls the file.
+    name: the visitor's name of the file.
     """
     size = path.stat().st_size
     if size > MAX_BYTES:
@@ -37,7 +37,7 @@ def read_upload(path: Path, *, name: str) -> Image.Image:
         # Pillow warns of large images before it refuses larger ones; the limit here is lower
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
-            # reads the header only, and tries no decoder but these
+            # reads the header only, and tries no other decoders
             image = Image.open(file, formats=FORMATS)
             _check_header(image, name)
             image.load()
@@ -66,7 +66,7 @@ def _check_header(image: Image.Image, name: str) -> None:
 
 def _upright(image: Image.Image, name: str) -> Image.Image:
     try:
-        # cameras store the turn beside the pixels
+        # cameras store the rotation beside the pixels
         turned: Any = ImageOps.exif_transpose(image)
     except UNREADABLE as error:
         raise RefusedImageError(f"{name} has a broken orientation: {_reason(error)}") from None
@@ -75,7 +75,7 @@ def _upright(image: Image.Image, name: str) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """What is transparent has no colour of its own."""
+    """Put a transparent image on a white ground."""
     if not image.has_transparency_data:
         return image
     coloured = image.convert("RGBA")

@@ -1,1 +1,1 @@
-"""Heads of dense tasks: they see lists of feature maps only."""
+"""Heads for dense tasks; their only input is a list of feature maps."""

@@ -1,18 +1,18 @@
-"""RetinaNet and Mask R-CNN of torchvision with a feature pyramid over any backbone that has strides 4, 8, 16, 32.
+"""torchvision's RetinaNet and Mask R-CNN with a feature pyramid on any backbone with strides 4, 8, 16 and 32.
 
 Focal Loss for Dense Object Detection, https://arxiv.org/abs/1708.02002
 Mask R-CNN, https://arxiv.org/abs/1703.06870
 
-What differs from torchvision's own detectors:
+Differences from torchvision's own detectors:
 
-- Padding never reaches the backbone, whose attention sees the whole image. In training it is padded feature maps that
-  make up a batch; in evaluation each image is run by itself, so that its detections do not depend on its neighbours.
-- Anchors lie at the strides of the pyramid. torchvision divides the padded size by that of the map, which for the
-  coarse levels depends on the batch: 800 rows make 13 on P6, hence 61 instead of 64.
-- Regions are pooled at the strides of the pyramid. torchvision guesses them once, from the first batch, by rounding.
+- The backbone, whose attention is global, never sees padding. In training the feature maps are padded to form a batch;
+  in evaluation each image is run on its own, so that its detections do not depend on the rest of the batch.
+- Anchors are placed at the strides of the pyramid. torchvision divides the padded size by that of the map, which for
+  the coarse levels depends on the batch: 800 rows give 13 on P6, hence a stride of 61 instead of 64.
+- Regions are pooled at the strides of the pyramid. torchvision infers them once, from the first batch, by rounding.
 - Under autocast, outputs and anchors are float32: in bfloat16, coordinates above 512 are multiples of 4.
-- Images are shrunk with antialiasing, as in training.
-- Masks are pasted into the image one by one, as bool: 100 of them as probabilities fill 9.6 GB at 24 megapixels.
+- Images are downscaled with antialiasing, as in training.
+- Masks are pasted into the image one by one, as bool: 100 of them as probabilities need 9.6 GB at 24 megapixels.
 """
 
 from collections import OrderedDict
@@ -36,33 +36,33 @@ from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxP
 from torchvision.ops.poolers import LevelMapper
 from torchvision.transforms.v2.functional import resize
 
-from softline.checks import check_integer, check_number
+from softline.checks import check_at_least, check_integer, check_range
 from softline.errors import UserError
 from softline.heads.features import STRIDES, StageMaps
 
 ANCHOR_SIZES = (32, 64, 128, 256, 512)
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
-# sides of the map that is pooled from a region
+# side of the map that is pooled from a region
 BOX_MAP, MASK_MAP = 7, 14
-# of GroupNorm: 32 groups of 256 channels
+# group size of GroupNorm: 32 groups of 256 channels
 CHANNELS_OF_A_GROUP = 8
 
 Target = dict[str, Tensor]
 
 
 class PaddedImages(NamedTuple):
-    """Images of a batch, and how much of each is not padding."""
+    """The images of a batch and their sizes without padding."""
 
     pixels: Tensor
     """[B, 3, H, W]"""
     sizes: list[tuple[int, int]]
-    """Rows and columns."""
+    """Rows and columns of each image."""
 
 
 class Detector(nn.Module):
-    """One of torchvision's detectors, with labels 0 to num_classes - 1 in and out.
+    """A torchvision detector whose labels, in targets and results, are 0 to num_classes - 1.
 
-    masks: whether it finds masks, and needs them in training.
+    The attribute ``masks`` tells whether it predicts masks, and needs them in training.
     """
 
     def __init__(self, detector: nn.Module, num_classes: int) -> None:
@@ -70,12 +70,12 @@ class Detector(nn.Module):
         self.detector = detector
         self.num_classes = num_classes
         self.masks = isinstance(detector, MaskRCNN)
-        # 0 is torchvision's background where regions are classified
+        # where torchvision classifies regions, label 0 is the background
         self.first_label = int(self.masks)
 
     @property
     def score_threshold(self) -> float:
-        """What is found has a higher score."""
+        """Detections with a score up to this are dropped."""
         return float(self._scored.score_thresh)
 
     @score_threshold.setter
@@ -88,16 +88,16 @@ class Detector(nn.Module):
         return self.detector.roi_heads if self.masks else self.detector
 
     def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
-        """Images [3, H, W] in 0..1, each of its own size.
+        """Detect objects in images [3, H, W] with values in [0, 1], each of its own size.
 
-        In training they are taken at that size, and the result is a dict of losses. ``targets`` has for each image
-        boxes [n, 4] as x1, y1, x2, y2 in pixels, labels [n] and, if the detector finds masks, masks [n, H, W]; n may
-        be 0. A padded batch differs from single images only behind the backbone: convolutions and pooling reach over
-        an image's lower and right border, which changes one row and column of each level of the pyramid, and as in
-        torchvision, places in the padding are background to learn from.
+        In training images keep their size, and the result is a dict of losses. ``targets`` has for each image boxes
+        [n, 4] as x1, y1, x2, y2 in pixels, labels [n] and, if the detector predicts masks, masks [n, H, W]; n may be 0.
+        A padded batch differs from single images only after the backbone: convolutions and pooling extend over an
+        image's lower and right border, which changes one row and column of each level of the pyramid, and as in
+        torchvision, positions in the padding are trained as background.
 
-        In evaluation they are resized, and the result is a dict for each image, in its own pixels: boxes [n, 4],
-        labels [n], scores [n], best first, and, if the detector finds masks, masks [n, H, W] bool.
+        In evaluation images are resized, and the result is a dict per image, in pixels of that image: boxes [n, 4],
+        labels [n], scores [n] in descending order and, if the detector predicts masks, masks [n, H, W] bool.
         """
         if not self.training:
             return [self._found(self.detector([image])[0]) for image in images]
@@ -124,15 +124,18 @@ def retinanet(
     score_threshold: float = 0.05,
     detections_per_image: int = 100,
 ) -> Detector:
-    """RetinaNet on P3 to P7: stages 2 to 4, and two levels more out of stage 4.
+    """RetinaNet on P3 to P7: stages 2 to 4, and two more levels computed from stage 4.
 
-    body: timm's model with ``features_only=True``.
-    num_classes: real classes; there is none for the background.
-    short_side, long_side: in evaluation images are resized to the short side, or to the long one if that is less.
+    body: timm model created with ``features_only=True``.
+    num_classes: number of classes, without the background.
+    short_side, long_side: in evaluation images are resized until one of their sides reaches its limit.
+    image_mean, image_std: mean and standard deviation of each channel.
     width: channels of the pyramid and the head.
-    norm: GroupNorm after each convolution of the head. Without it, as in the paper, a head starts with small outputs,
-        the smaller the narrower it is, and takes long to learn from scratch.
-    anchor_sizes: of P3 to P7, in pixels; two more of each level are 1.26 and 1.59 times as large.
+    norm: use GroupNorm after each convolution of the head. Without it, as in the paper, the initial outputs of a head
+        are small, the more so the narrower it is, and training from scratch takes long.
+    anchor_sizes: anchor sizes of P3 to P7 in pixels; each level also has anchors 1.26 and 1.59 times as large.
+    score_threshold: minimum score of a detection.
+    detections_per_image: maximum number of detections in an image.
     """
     _check(num_classes, short_side, long_side, anchor_sizes)
     _check_options(image_mean, image_std, width, score_threshold, detections_per_image)
@@ -142,7 +145,7 @@ def retinanet(
     octaves = tuple(tuple(size * 2 ** (third / 3) for third in range(3)) for size in anchor_sizes)
     anchors = StridedAnchors(octaves, strides=(8, 16, 32, 64, 128))
     extra = LastLevelP6P7(maps.channels[-1], width)
-    # torchvision takes P5 instead if it has as many channels
+    # torchvision would use P5 instead of stage 4 if it has as many channels
     extra.use_P5 = False
     group_norm = partial(nn.GroupNorm, width // CHANNELS_OF_A_GROUP) if norm else None
     detector = RetinaNet(
@@ -172,12 +175,13 @@ def mask_rcnn(
     score_threshold: float = 0.05,
     detections_per_image: int = 100,
 ) -> Detector:
-    """Mask R-CNN on P2 to P6: stages 1 to 4, and every second place of the last.
+    """Mask R-CNN on P2 to P6: stages 1 to 4, and the last level subsampled by 2.
 
-    body, num_classes, short_side, long_side: as of `retinanet`.
+    The arguments are those of `retinanet`, except:
+
     width: channels of the pyramid and the mask head; the box head has four times as many.
-    regions_per_image: that the heads learn from, at most.
-    anchor_sizes: of P2 to P6, in pixels.
+    regions_per_image: maximum number of regions per image on which the heads are trained.
+    anchor_sizes: anchor sizes of P2 to P6 in pixels.
     """
     _check(num_classes, short_side, long_side, anchor_sizes)
     _check_options(image_mean, image_std, width, score_threshold, detections_per_image)
@@ -203,7 +207,7 @@ def mask_rcnn(
 
 
 class Pyramid(nn.Module):
-    """torchvision's feature pyramid over the stages of a backbone: maps by name, [B, out_channels, H, W] each."""
+    """torchvision's feature pyramid on the stages of a backbone: maps by name, [B, out_channels, H, W] each."""
 
     def __init__(self, maps: StageMaps, width: int, extra: ExtraFPNBlock) -> None:
         super().__init__()
@@ -218,7 +222,7 @@ class Pyramid(nn.Module):
 
 
 class ImageBatches(GeneralizedRCNNTransform):  # type: ignore[misc]
-    """Normalise, in evaluation resize, and pad images to a batch; map what is found back to the images' own pixels."""
+    """Normalises images, resizes them in evaluation, and pads them to a batch; maps detections back to the images."""
 
     def __init__(self, short_side: int, long_side: int, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__(short_side, long_side, list(mean), list(std), size_divisible=STRIDES[-1])
@@ -228,13 +232,13 @@ class ImageBatches(GeneralizedRCNNTransform):  # type: ignore[misc]
         self, images: list[Tensor], targets: list[Target] | None = None
     ) -> tuple[ImageList, list[Target] | None]:
         batch, targets = super().forward(images, targets)
-        # torchvision's detectors hand `tensors` to the backbone, our `Pyramid`, and nothing else looks at them: so the
-        # sizes come along as an argument, and no module has to remember those of the batch under way
+        # torchvision's detectors pass `tensors` to the backbone, our `Pyramid`, and do not use them otherwise; so the
+        # sizes travel as an argument, and no module has to store those of the current batch
         batch.tensors = PaddedImages(batch.tensors, batch.image_sizes)
         return batch, targets
 
     def resize(self, image: Tensor, target: Target | None = None) -> tuple[Tensor, Target | None]:
-        # in training the data has done it, at the scale that it drew
+        # in training the dataset has already resized the image, to a random scale
         if self.training:
             return image, target
         height, width = image.shape[-2:]
@@ -245,7 +249,7 @@ class ImageBatches(GeneralizedRCNNTransform):  # type: ignore[misc]
     def postprocess(
         self, result: list[Target], image_shapes: list[tuple[int, int]], original_image_sizes: list[tuple[int, int]]
     ) -> list[Target]:
-        """Boxes and masks in pixels of the images as they came; masks [n, H, W] bool."""
+        """Map boxes and masks to the pixels of the original images; masks [n, H, W] bool."""
         if self.training:
             return result
         # probabilities [n, 1, 28, 28], which torchvision would paste all at once
@@ -258,7 +262,7 @@ class ImageBatches(GeneralizedRCNNTransform):  # type: ignore[misc]
 
 
 def _paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Probabilities [n, 1, S, S] within boxes [n, 4] -> [n, H, W] bool."""
+    """Paste probabilities [n, 1, S, S] inside boxes [n, 4] into the image: [n, H, W] bool."""
     pasted = torch.empty(len(masks), *size, dtype=torch.bool, device=masks.device)
     for place in range(len(masks)):
         pasted[place] = paste_masks_in_image(masks[place, None], boxes[place, None], size)[0, 0] >= 0.5
@@ -266,10 +270,10 @@ def _paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 class StridedAnchors(AnchorGenerator):  # type: ignore[misc]
-    """Anchors around the places of each level, in float32.
+    """Anchors at the positions of each level, in float32.
 
-    sizes: those of each level.
-    strides: pixels between the places of each level.
+    sizes: anchor sizes of each level.
+    strides: stride of each level in pixels.
     """
 
     def __init__(self, sizes: tuple[tuple[float, ...], ...], *, strides: Sequence[int]) -> None:
@@ -288,7 +292,7 @@ def _region_pooling(size: int) -> MultiScaleRoIAlign:
     pooling = MultiScaleRoIAlign([str(level) for level in range(len(STRIDES))], output_size=size, sampling_ratio=2)
     known: Any = pooling
     known.scales = [1 / stride for stride in STRIDES]
-    # P2 to P5; regions of 224 pixels belong to P4
+    # levels P2 to P5; regions of 224 pixels are pooled from P4
     known.map_levels = LevelMapper(2, 5)
     return pooling
 
@@ -302,6 +306,10 @@ def _widen(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Ten
     return output.float()
 
 
+def check_score(threshold: float) -> None:
+    check_range("score_threshold", threshold, 0, 1, open_high=True)
+
+
 def _check_options(mean: Sequence[float], std: Sequence[float], width: int, score: float, count: int) -> None:
     check_integer("width", width, 1)
     check_integer("detections_per_image", count, 1)
@@ -310,15 +318,8 @@ def _check_options(mean: Sequence[float], std: Sequence[float], width: int, scor
         raise UserError(f"mean and std must be 3 numbers each, std positive, got {tuple(mean)} and {tuple(std)}")
 
 
-def check_score(threshold: float) -> None:
-    check_number("score_threshold", threshold, 0)
-    if threshold >= 1:
-        raise UserError(f"score_threshold must be below 1, got {threshold}")
-
-
 def _check(num_classes: int, short_side: int, long_side: int, anchor_sizes: Sequence[float]) -> None:
-    if num_classes < 1:
-        raise UserError(f"num_classes must be at least 1, got {num_classes}")
+    check_at_least("num_classes", num_classes, 1)
     if not 0 < short_side <= long_side:
         raise UserError(f"short_side ({short_side}) must be positive and at most long_side ({long_side})")
     if len(anchor_sizes) != len(ANCHOR_SIZES) or min(anchor_sizes) <= 0:

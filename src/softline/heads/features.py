@@ -1,4 +1,4 @@
-"""The stages of a backbone as feature maps, for the heads of dense tasks."""
+"""Feature maps of a backbone's stages, for the heads of dense tasks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,20 +10,20 @@ from torch import Tensor, nn
 
 from softline.errors import UserError
 
-# what feature pyramids are made for
+# the strides that feature pyramids expect
 STRIDES = (4, 8, 16, 32)
 
 
 class StageMaps(nn.Module):
-    """Maps [B, C, H / 4, W / 4] to [B, C, H / 32, W / 32] of images, each stage through its own LayerNorm.
+    """Feature maps [B, C, H / 4, W / 4] to [B, C, H / 32, W / 32] of images, with a LayerNorm per stage.
 
-    Stages of a transformer with pre-norm blocks end in sums that nothing has normalised: without these norms the first
-    losses of a detector are orders of magnitude too large.
+    The stages of a transformer with pre-norm blocks end in a residual sum that is not normalised: without these norms
+    the first losses of a detector are orders of magnitude too large.
 
-    body: timm's model with ``features_only=True``.
-    norm: False leaves the norms to the head.
-    stages: which of the four to give, in order. A stage that no head reads has no norm: DDP waits for the gradient of
-        every parameter.
+    body: timm model created with ``features_only=True``.
+    norm: False leaves normalisation to the head.
+    stages: indices of the stages to return, in order. A stage that is left out has no norm, because DDP waits for the
+        gradient of every parameter.
     """
 
     def __init__(self, body: nn.Module, *, norm: bool = True, stages: Sequence[int] = (0, 1, 2, 3)) -> None:
@@ -42,12 +42,12 @@ class StageMaps(nn.Module):
         self.norms = nn.ModuleList(LayerNorm2d(channels) if norm else nn.Identity() for channels in self.channels)
 
     def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> list[Tensor]:
-        """Images [B, 3, H, W] -> one map [B, C, H / stride, W / stride] for each stage.
+        """Images [B, 3, H, W] -> one map [B, C, H / stride, W / stride] per stage.
 
-        sizes: rows and columns of each image that are not padding. Attention sees the whole image, so padding would
-            change what it finds: each image is then run at its own size, rounded up to whole patches of the last stage,
-            together with others of that size, and its maps are padded with zeros. Batch norms that are in training see
-            each of these sizes by itself, and how often the body is called depends on the batch.
+        sizes: rows and columns of each image without padding. Attention is global, so padding would change the
+            features: each image is run at its own size, rounded up to whole patches of the last stage, together with
+            others of that size, and its maps are zero-padded. BatchNorm layers in training mode therefore see each of
+            these sizes separately, and the number of calls of the body depends on the batch.
         """
         if sizes is None:
             return self._maps(images)
@@ -70,19 +70,19 @@ class StageMaps(nn.Module):
         try:
             found = self.body(images)
         except AssertionError as error:
-            # timm asserts
+            # timm checks the image size by an assertion
             height, width = images.shape[-2:]
             raise UserError(
                 f"the backbone refuses images of {height} x {width}: {error} (some of timm's take any size by "
                 "model.options.strict_img_size=false)"
-            ) from None
+            ) from error
         if getattr(self.body, "output_fmt", "NCHW") == "NHWC":
             found = [stage.permute(0, 3, 1, 2) for stage in found]
         return [norm(found[stage]) for norm, stage in zip(self.norms, self.stages, strict=True)]
 
 
 def _whole_patches(images: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Each size rounded up to whole patches of the last stage."""
+    """Round each size up to whole patches of the last stage."""
     last = STRIDES[-1]
     height, width = images.shape[-2:]
     if height % last or width % last:
@@ -96,5 +96,5 @@ def _whole_patches(images: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tup
 
 
 def _pad(maps: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Zeros at the bottom and the right of [C, H, W]."""
+    """Zero-pad maps [C, H, W] at the bottom and the right."""
     return F.pad(maps, (0, size[1] - maps.shape[-1], 0, size[0] - maps.shape[-2]))

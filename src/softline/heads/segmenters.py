@@ -1,35 +1,36 @@
-"""Semantic segmentation: UPerNet and Semantic FPN over the stages of a backbone.
+"""Semantic segmentation heads: UPerNet and Semantic FPN on the feature maps of a backbone.
 
 Papers: Unified Perceptual Parsing for Scene Understanding, https://arxiv.org/abs/1807.10221; Panoptic Feature Pyramid
-Networks, https://arxiv.org/abs/1901.02446. The decoders are segmentation-models-pytorch's; what surrounds them (width,
-dropout, auxiliary head, initial classifier) is mmsegmentation's, with which SOFT++ and InLine were trained.
+Networks, https://arxiv.org/abs/1901.02446. The decoders are those of segmentation-models-pytorch; everything else
+(width, dropout, auxiliary head, initialisation of the classifier) follows mmsegmentation, with which SOFT++ and InLine
+were trained.
 
-Deviations: the auxiliary head has a LayerNorm of its own; in mmsegmentation it shares that of the decoder. Semantic
-FPN's decoder doubles maps instead of resizing them to the next, so images are padded for it to multiples of 32.
+Deviations: the auxiliary head has its own LayerNorm; in mmsegmentation it shares the decoder's. Semantic FPN's decoder
+upsamples maps by 2 instead of resizing them to the next level, so its images are padded to multiples of 32.
 """
 
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
-from softline.checks import check_integer, check_number
+from softline.checks import check_integer, check_range
 from softline.errors import UserError
 from softline.heads.features import STRIDES, StageMaps
 from softline.layers.grid import pad_to_whole
 
-# the third of four: stride 16
+# the third of four stages, at stride 16
 AUXILIARY_STAGE = 2
-# of segmentation-models-pytorch's GroupNorm
+# number of groups of GroupNorm in segmentation-models-pytorch
 GROUPS = 32
 
 
 class Segmenter(nn.Module):
-    """Logits for each pixel.
+    """A network that predicts logits for each pixel.
 
-    decoder: one of segmentation-models-pytorch's; its result is a map at stride 4.
-    classifier: that map -> logits at stride 4.
-    auxiliary: the third stage's map -> logits at stride 16, for training only.
-    divisor: images are padded to multiples of it, with zeros at the bottom and the right, and the logits are cropped.
+    decoder: decoder of segmentation-models-pytorch; its output is a map at stride 4.
+    classifier: module from the decoder's map to logits at stride 4.
+    auxiliary: module from the third stage's map to logits at stride 16, for training only.
+    divisor: images are zero-padded at the bottom and the right to multiples of it, and the logits are cropped.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class Segmenter(nn.Module):
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Images [B, 3, H, W] of any size -> logits [B, K, H, W] in float32.
 
-        In training, with an auxiliary head: (logits, auxiliary logits), both [B, K, H, W].
+        In training with an auxiliary head the result is (logits, auxiliary logits), both [B, K, H, W].
         """
         self._check_batch(images)
         padded = pad_to_whole(images, self.divisor)
         maps = self.maps(padded)
-        # the decoders count strides from 1 and make no use of 1 and 2
+        # the decoders expect maps from stride 1 on, and ignore those at strides 1 and 2
         decoded = self.decoder([padded, padded, *maps])  # [B, channels, H / 4, W / 4]
         logits = _enlarge(self.classifier(decoded), padded, images)
         if self.auxiliary is None or not self.training:
@@ -66,7 +67,7 @@ class Segmenter(nn.Module):
     def _check_batch(self, images: Tensor) -> None:
         if not self.training or len(images) > 1:
             return
-        # one that is synchronised counts the images of all processes
+        # synchronised BatchNorm is of another class and counts the images of all processes
         if any(isinstance(module, nn.BatchNorm2d) and module.training for module in self.decoder.modules()):
             raise UserError(
                 "the decoder pools each image to one pixel, and BatchNorm needs more than one: training needs at least "
@@ -77,22 +78,22 @@ class Segmenter(nn.Module):
 def upernet(
     body: nn.Module, num_classes: int, *, channels: int = 512, dropout: float = 0.1, auxiliary: bool = True
 ) -> Segmenter:
-    """UPerNet: pooled context on the last stage, a feature pyramid, all levels fused at stride 4.
+    """UPerNet: pyramid pooling on the last stage, a feature pyramid, and all levels fused at stride 4.
 
-    Takes images of any size as they are: its decoder resizes each map to the next one's size.
+    Images of any size need no padding: the decoder resizes each map to the size of the next.
 
-    body: timm's model with ``features_only=True``; strides 4, 8, 16 and 32.
+    body: timm model created with ``features_only=True``, with strides 4, 8, 16 and 32.
     channels: width of the decoder; the auxiliary head has half of it.
-    dropout: of channels before a classifier.
-    auxiliary: also classify the third stage in training.
+    dropout: dropout probability of channels before the classifiers.
+    auxiliary: add an auxiliary head on the third stage, for training.
     """
     from segmentation_models_pytorch.base.initialization import initialize_decoder
     from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
 
     check_integer("num_classes", num_classes, 1)
     check_integer("channels", channels, 2)
-    _check_dropout(dropout)
-    # the decoder has norms for the stages
+    check_range("dropout", dropout, 0, 1, open_high=True)
+    # the decoder normalises the stages itself
     maps = StageMaps(body, norm=False)
     decoder = UPerNetDecoder(encoder_channels=[0, 0, *maps.channels], decoder_channels=channels)
     initialize_decoder(decoder)
@@ -103,12 +104,12 @@ def upernet(
 def semantic_fpn(
     body: nn.Module, num_classes: int, *, channels: int = 256, head_channels: int = 128, dropout: float = 0.1
 ) -> Segmenter:
-    """Semantic FPN: a feature pyramid, each level enlarged to stride 4 by convolutions, and their sum.
+    """Semantic FPN: a feature pyramid whose levels are upsampled to stride 4 by convolutions and summed.
 
-    body: timm's model with ``features_only=True``; strides 4, 8, 16 and 32.
+    body: timm model created with ``features_only=True``, with strides 4, 8, 16 and 32.
     channels: width of the pyramid.
-    head_channels: width of the convolutions that enlarge; 64 or another multiple of 32 above it.
-    dropout: of channels before the classifier.
+    head_channels: width of the upsampling convolutions; a multiple of 32, at least 64.
+    dropout: dropout probability of channels before the classifier.
     """
     from segmentation_models_pytorch.base.initialization import initialize_decoder
     from segmentation_models_pytorch.decoders.fpn.decoder import FPNDecoder
@@ -116,8 +117,8 @@ def semantic_fpn(
     check_integer("num_classes", num_classes, 1)
     check_integer("channels", channels, 1)
     check_integer("head_channels", head_channels, 1)
-    _check_dropout(dropout)
-    # a group of one channel would be one number where an image is one cell
+    check_range("dropout", dropout, 0, 1, open_high=True)
+    # GroupNorm with one channel per group cannot normalise a map of a single cell
     if head_channels % GROUPS or head_channels == GROUPS:
         raise UserError(f"head_channels must be 2, 3, ... times {GROUPS}, for GroupNorm, got {head_channels}")
     maps = StageMaps(body)
@@ -125,7 +126,7 @@ def semantic_fpn(
         encoder_channels=maps.channels,
         pyramid_channels=channels,
         segmentation_channels=head_channels,
-        # before the classifier, which then has none
+        # the decoder applies dropout before the classifier, so the classifier has none
         dropout=dropout,
     )
     initialize_decoder(decoder)
@@ -133,17 +134,17 @@ def semantic_fpn(
 
 
 def _enlarge(logits: Tensor, padded: Tensor, images: Tensor) -> Tensor:
-    """To the padded images' size, less the padding; in float32, as losses and averages need them."""
+    """Resize logits to the padded images and crop the padding; in float32, which losses and averages need."""
     height, width = images.shape[-2:]
     logits = F.interpolate(logits.float(), size=padded.shape[-2:], mode="bilinear", align_corners=False)
-    # FSDP warns of a module that returns a view
+    # FSDP warns about a module that returns a view
     return logits if padded.shape == images.shape else logits[..., :height, :width].clone()
 
 
 def _classifier(channels: int, num_classes: int, dropout: float) -> nn.Sequential:
     last = nn.Conv2d(channels, num_classes, 1)
     nn.init.normal_(last.weight, std=0.01)
-    assert last.bias is not None, "it is a default"
+    assert last.bias is not None, "convolutions have a bias by default"
     nn.init.zeros_(last.bias)
     return nn.Sequential(nn.Dropout2d(dropout), last)
 
@@ -158,9 +159,3 @@ def _fcn(in_channels: int, channels: int, num_classes: int, dropout: float) -> n
         nn.ReLU(inplace=True),
         _classifier(channels, num_classes, dropout),
     )
-
-
-def _check_dropout(dropout: float) -> None:
-    check_number("dropout", dropout, 0)
-    if dropout >= 1:
-        raise UserError(f"dropout must be less than 1, got {dropout}")

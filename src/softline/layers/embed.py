@@ -102,7 +102,7 @@ class PositionEmbed(nn.Module):
         if self.mode == "bicubic" and torch.compiler.is_compiling():
             maps = _bicubic(maps, new)
         else:
-            # as timm's resample_abs_pos_embed, which has no float64 and cannot be compiled for varying sizes
+            # as timm's resample_abs_pos_embed, which however resizes float64 weights in float32
             antialias = self.mode == "bicubic"
             maps = F.interpolate(maps, size=new, mode=self.mode, align_corners=False, antialias=antialias)
         resized = map_tokens(maps).to(weight.dtype)

@@ -39,8 +39,8 @@ def create_landmarks(
     """Build a module ``(q [B, H, height*width, D], grid_size, key_mask) -> landmarks [B, H, m, D], landmark_mask``.
 
     sampling: "conv": convolution with kernel = stride = ratio, shared by the heads, LayerNorm and GELU; "avgpool": mean
-        of each cell; "random": random tokens, drawn anew at each training step and fixed in evaluation; "biased": the
-        first tokens.
+        of each cell; "random": as many random tokens, drawn anew at each training step and fixed in evaluation;
+        "biased": as many of the first tokens.
     ratio: side of a cell in tokens, or (rows, columns).
     max_landmarks: maximum rows and columns of the landmark grid, an int for both; None is the paper's fixed ratio.
     scale: return the landmarks of scale * q without computing that product.

@@ -1,0 +1,1 @@
+"""Colours, labels and axes that all figures share."""

@@ -1,4 +1,4 @@
-"""What the figures of all analyses share; needs matplotlib (extra ``explore`` or ``train``)."""
+"""What figures share: axes, ticks and files. It needs matplotlib (extra ``train`` or ``explore``)."""
 
 from functools import partial
 from pathlib import Path
@@ -9,12 +9,13 @@ from softline.files import write_whole
 FORMATS = ("png", "svg")
 
 
-def new_axes(lines: int, columns: int, **options: Any) -> tuple[Any, Any]:
-    """A figure and its axes [lines, columns], drawn without a screen."""
-    return plotting().subplots(lines, columns, squeeze=False, layout="constrained", **options)
+def new_axes(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
+    """A figure and its axes [rows, columns], drawn without a screen."""
+    return plotting().subplots(rows, columns, squeeze=False, layout="constrained", **options)
 
 
 def plotting() -> Any:
+    """`matplotlib.pyplot` for drawing without a screen."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -24,14 +25,14 @@ def plotting() -> Any:
 
 
 def tidy(axis: Any) -> None:
-    """Open at the top and the right, with a light grid behind what is drawn."""
+    """Remove the top and right edges and draw a light grid behind the data."""
     axis.grid(alpha=0.25)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
 
 
 def log_ticks(axis: Any, values: list[int]) -> None:
-    """Logarithmic along both axes, with these ticks of x."""
+    """Make both axes logarithmic, with ticks at these values of x."""
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.minorticks_off()
@@ -39,7 +40,7 @@ def log_ticks(axis: Any, values: list[int]) -> None:
 
 
 def save_figure(figure: Any, directory: Path, name: str) -> list[Path]:
-    """As PNG for reading and SVG for print."""
+    """Write a figure as PNG and as SVG, and close it."""
     import matplotlib
 
     paths = [directory / f"{name}.{kind}" for kind in FORMATS]

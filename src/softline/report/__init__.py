@@ -1,0 +1,1 @@
+"""The report of the quick start: one HTML page that needs no other file."""

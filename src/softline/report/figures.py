@@ -1,9 +1,9 @@
-"""The report's pictures: curves as inline SVG that follows the page's colours, heat maps on the images."""
+"""Pictures of the report: curves as inline SVG in the colours of the page, and heat maps over the images."""
 
 import base64
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -12,49 +12,46 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from softline.experiments.compare import Comparison
+from softline.analysis.heatmap import HeatMap
+from softline.experiments.compare import Comparison, CurvePoint, metric_label
 from softline.measure.scaling import ScalingRow
 from softline.plotting.colors import COLORS, COOL, WARM, label_of
-from softline.report.examples import Example, HeatMap
+from softline.plotting.contrast import contrast
+from softline.plotting.figures import plotting
+from softline.report.examples import Example
 
-# matplotlib knows no CSS: this stands for the page's colour of text
 INK = "#010203"
-
-
-# of attentions that have no colour of their own
-OTHER_COLORS = ("#6a51a3", "#2e8b57", "#b8860b", "#a83279", "#4f6d7a")
+"""A stand-in for the page's text colour, since matplotlib knows no CSS."""
 
 
 @dataclass(frozen=True)
 class Line:
+    """A line of a plot; ``name`` decides its colour."""
+
     name: str
     x: Sequence[float]
     y: Sequence[float]
 
 
-def color_of(name: str, names: Sequence[str]) -> str:
-    others = [other for other in names if other not in COLORS]
-    return COLORS[name] if name in COLORS else OTHER_COLORS[others.index(name) % len(OTHER_COLORS)]
+def learning_panels(comparison: Comparison, colors: Mapping[str, str]) -> list[str]:
+    """The score on the test images and the training loss after each epoch."""
 
-
-def learning_panels(comparison: Comparison) -> list[str]:
-    """Top-1 on the test images and training loss, after each epoch."""
-
-    def lines(value: Callable[[Any], float]) -> list[Line]:
+    def lines(value: Callable[[CurvePoint], float]) -> list[Line]:
         return [
             Line(row.name, [point.epoch for point in run.curve], [value(point) for point in run.curve])
             for row in comparison.rows
             for run in row.runs
         ]
 
-    top1, loss = lines(lambda point: 100 * point.top1), lines(lambda point: point.train_loss)
+    title = f"{metric_label(comparison.metric)} on the test images [%]"
+    scores, losses = lines(lambda point: 100 * point.score), lines(lambda point: point.train_loss)
     return [
-        draw_panel("top1", "top-1 on the test images [%]", top1, xlabel="epoch"),
-        draw_panel("loss", "training loss", loss, xlabel="epoch"),
+        draw_panel("score", title, scores, colors, xlabel="epoch"),
+        draw_panel("loss", "training loss", losses, colors, xlabel="epoch"),
     ]
 
 
-def cost_panels(rows: Sequence[ScalingRow]) -> list[str]:
+def cost_panels(rows: Sequence[ScalingRow], colors: Mapping[str, str]) -> list[str]:
     """Time, operations and memory of one layer over the image size, on logarithmic axes."""
     sizes = {row.tokens: f"{row.image_size}²" for row in rows}
 
@@ -64,35 +61,35 @@ def cost_panels(rows: Sequence[ScalingRow]) -> list[str]:
 
     options: dict[str, Any] = {"xlabel": "image [pixels]", "ticks": sizes}
     return [
-        draw_panel("time", "time [ms]", lines(lambda row: row.milliseconds), **options),
-        draw_panel("operations", "multiply-adds [millions]", lines(lambda row: row.macs / 1e6), **options),
-        draw_panel("memory", "peak memory [MiB]", lines(lambda row: row.peak_bytes / 2**20), **options),
+        draw_panel("time", "time [ms]", lines(lambda row: row.milliseconds), colors, **options),
+        draw_panel("operations", "multiply-adds [millions]", lines(lambda row: row.macs / 1e6), colors, **options),
+        draw_panel("memory", "peak memory [MiB]", lines(lambda row: row.peak_bytes / 2**20), colors, **options),
     ]
 
 
 def draw_panel(
-    name: str, title: str, lines: Sequence[Line], *, xlabel: str, ticks: dict[int, str] | None = None
+    name: str,
+    title: str,
+    lines: Sequence[Line],
+    colors: Mapping[str, str],
+    *,
+    xlabel: str,
+    ticks: dict[int, str] | None = None,
 ) -> str:
-    """One plot as an ``<svg>`` element; with ``ticks`` of x both axes are logarithmic."""
-    import matplotlib
+    """Draw a plot as an ``<svg>`` element.
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    colors: colours of the lines by name.
+    ticks: labels by their value of x; with them both axes are logarithmic.
+    """
+    pyplot = plotting()
     from matplotlib.ticker import MaxNLocator
 
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": name,
-        "font.size": 10,
-        "text.color": INK,
-        "axes.edgecolor": INK,
-    }
-    style |= {"axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.linewidth": 0.8}
-    names = list(dict.fromkeys(line.name for line in lines))
-    with matplotlib.rc_context(style):
-        figure, axis = plt.subplots(figsize=(4.0, 3.0), layout="constrained")
+    ink = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+    style = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 10, "axes.linewidth": 0.8, **ink}
+    with pyplot.rc_context(style):
+        figure, axis = pyplot.subplots(figsize=(4.0, 3.0), layout="constrained")
         for line in lines:
-            axis.plot(line.x, line.y, "o-", color=color_of(line.name, names), linewidth=2, markersize=4.5)
+            axis.plot(line.x, line.y, "o-", color=colors[line.name], linewidth=2, markersize=4.5)
         if ticks is None:
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         else:
@@ -107,12 +104,12 @@ def draw_panel(
         axis.spines[["top", "right"]].set_visible(False)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True)
-        plt.close(figure)
+        pyplot.close(figure)
     return inline_svg(buffer.getvalue(), name, alternative_text(title, lines, xlabel, ticks))
 
 
 def alternative_text(title: str, lines: Sequence[Line], xlabel: str, ticks: dict[int, str] | None) -> str:
-    """The numbers that the plot shows."""
+    """Describe a plot by its numbers."""
     ticks = ticks or {}
     parts = []
     for line in lines:
@@ -122,7 +119,7 @@ def alternative_text(title: str, lines: Sequence[Line], xlabel: str, ticks: dict
 
 
 def inline_svg(svg: str, name: str, description: str) -> str:
-    """What matplotlib wrote, as an element of a page: no prologue, ids of its own, the page's colours and font."""
+    """Convert an SVG file of matplotlib to an element of a page: unique ids, the page's colours and font."""
     body = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
     body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body, flags=re.DOTALL)
     body = re.sub(r'\bid="', f'id="{name}-', body)
@@ -138,12 +135,13 @@ def inline_svg(svg: str, name: str, description: str) -> str:
 
 
 def heat_map_svg(example: Example, heat_map: HeatMap | None, description: str) -> str:
-    """The image with the query's token framed, under the map: more attention than the row's mean warm, less cool."""
+    """Draw the image with a frame around the query's token and, if given, a heat map over it."""
     height, width = example.image.shape[-2:]
-    overlay = "" if heat_map is None else _image_tag(contrast_png(heat_map.contrast()), width, height)
+    overlay = "" if heat_map is None else _image_tag(contrast_png(contrast(heat_map.values)), width, height)
     frame = ""
-    if maps := ([heat_map] if heat_map is not None else list(example.maps.values())[:1]):
-        (rows, columns), (row, column) = maps[0].row.shape, maps[0].query
+    framed = heat_map or next(iter(example.maps.values()), None)
+    if framed is not None and framed.query is not None:
+        (rows, columns), (row, column) = framed.grid_size, framed.query
         cell_width, cell_height = width / columns, height / rows
         place = f'x="{column * cell_width:g}" y="{row * cell_height:g}" width="{cell_width:g}" height="{cell_height:g}"'
         frame = f'<rect class="query-edge" {place}/><rect class="query" {place}/>'
@@ -154,14 +152,14 @@ def heat_map_svg(example: Example, heat_map: HeatMap | None, description: str) -
 
 
 def image_png(image: Tensor) -> bytes:
-    """[C, H, W] in 0 to 1, grey or colour."""
+    """Encode a grey or colour image [C, H, W] with values from 0 to 1."""
     levels = (image * 255).round().to(torch.uint8)
     array = levels[0].numpy() if len(levels) == 1 else levels.permute(1, 2, 0).numpy()
     return _png(Image.fromarray(array))
 
 
 def contrast_png(contrast: Tensor) -> bytes:
-    """[H, W] in -1 to 1: the sign is the colour, the size its opacity."""
+    """Encode contrasts [H, W] from -1 to 1: the sign decides the colour, the absolute value its opacity."""
     warm = (contrast > 0)[..., None]
     color = torch.where(warm, torch.tensor(WARM), torch.tensor(COOL))  # [H, W, 3]
     opacity = (contrast.abs() * 210).round()[..., None]

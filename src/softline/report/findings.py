@@ -1,51 +1,50 @@
-"""What a comparison's numbers say, in sentences that are computed from them: plain text."""
+"""Sentences about the numbers of a comparison, computed from them, as plain text."""
 
 from collections.abc import Mapping, Sequence
 
-from softline.experiments.compare import Row
+from softline.experiments.compare import VariantResult
 from softline.measure.growth import growth_exponent
 from softline.measure.scaling import ScalingRow
-from softline.plotting.colors import LABELS
+from softline.plotting.colors import label_of
 from softline.report.examples import Example
 
+WORTH_NAMING = 0.03
+"""Accuracy that attention must add for the comparison to say something about attention."""
 
-def label_of(name: str) -> str:
-    return LABELS.get(name, name)
 
-
-def uncertainty(rows: Sequence[Row], test_images: int) -> str:
-    """How far apart two accuracies must be to mean something."""
+def uncertainty(rows: Sequence[VariantResult], test_images: int) -> str:
+    """How far apart two accuracies must be to be different."""
     best = max((row.mean for row in rows if row.mean is not None), default=None)
     if best is None:
         return ""
     error = 100 * (best * (1 - best) / test_images) ** 0.5
     return (
         f"On {test_images:,} test images an accuracy of {100 * best:.0f} % has a standard error of {error:.1f} points: "
-        "smaller differences mean nothing here."
+        "smaller differences are noise."
     )
 
 
-def switched_off(rows: Sequence[Row], without: Mapping[str, float]) -> str:
-    """Whether the accuracies say anything about the attention."""
+def switched_off(rows: Sequence[VariantResult], without: Mapping[str, float]) -> str:
+    """How much of the accuracies is due to attention."""
     gains = {row.name: row.mean - without[row.name] for row in rows if row.mean is not None and row.name in without}
     if not gains:
         return ""
     parts = [f"{label_of(name)} {signed(100 * gain, '+.1f')}" for name, gain in gains.items()]
     verdict = (
-        "So these accuracies show that every variant trains, not which attention is better: here the convolutions do "
-        "the work."
-        if max(gains.values()) < 0.03
-        else "That is what the trained network owes to it."
+        "These accuracies therefore show that every variant trains, not which attention is better: here the "
+        "convolutions do the work."
+        if max(gains.values()) < WORTH_NAMING
+        else "This is how much the trained network depends on it."
     )
     return (
-        "Attention off is the trained network with all that its attention gathers replaced by zeros; a class token, if "
-        "the classifier reads one, then sees nothing of the image. "
-        f"Points that the attention adds: {', '.join(parts)}. {verdict}"
+        "“Attention off” is the trained network with everything that its attention gathers replaced by zeros; a class "
+        "token, if the classifier reads one, then sees nothing of the image. "
+        f"Points that attention adds: {', '.join(parts)}. {verdict}"
     )
 
 
-def small_images(rows: Sequence[Row], image_size: int, tokens: int | None) -> str:
-    """What the other attentions gain over the first at the size that was trained."""
+def small_images(rows: Sequence[VariantResult], image_size: int, tokens: int | None) -> str:
+    """How fast the other attentions train, relative to the first, at the size of the training images."""
     baseline, *others = rows
     if not others:
         return ""
@@ -55,13 +54,13 @@ def small_images(rows: Sequence[Row], image_size: int, tokens: int | None) -> st
     ]
     counted = "" if tokens is None else f" ({tokens} tokens)"
     return (
-        f"At {image_size} x {image_size} pixels{counted} linear cost has next to nothing to save: "
-        f"{enumerated(speeds)} the speed of {label_of(baseline.name)}. What it is for comes with larger images."
+        f"At {image_size} x {image_size} pixels{counted} linear cost saves next to nothing: {enumerated(speeds)} the "
+        f"speed of {label_of(baseline.name)}. It pays off on larger images."
     )
 
 
 def crossings(rows: Sequence[ScalingRow]) -> str:
-    """From which size on each attention is faster than the first, and by how much at the largest."""
+    """From which size each attention is faster than the first, and by how much at the largest size."""
     (first, baseline), *others = _by_attention(rows).items()
     return " ".join(_crossing(label_of(name), group, label_of(first), baseline) for name, group in others)
 
@@ -81,7 +80,7 @@ def _crossing(name: str, group: Sequence[ScalingRow], first: str, baseline: Sequ
 
 
 def exponents(rows: Sequence[ScalingRow]) -> str:
-    """How operations grow between the two largest sizes, where what does not grow counts least."""
+    """How operations grow between the two largest sizes, where constant costs count least."""
     parts = []
     for name, group in _by_attention(rows).items():
         if len(group) < 2:
@@ -95,24 +94,24 @@ def faint_weights(examples: Sequence[Example]) -> str:
     """Which attentions pass on next to nothing in these maps."""
     sentences = []
     for name in examples[0].maps:
-        largest = max(abs(float(example.maps[name].row.sum())) for example in examples)
+        largest = max(abs(float(example.maps[name].values.sum())) for example in examples)
         if largest < 0.01:
             sentences.append(
                 f"The weights of {label_of(name)} add up to at most {largest:.1g} in these rows, where a row of "
-                "softmax adds up to 1: after so short a training this layer's attention passes on next to nothing, "
-                "and the colours only show how that is divided."
+                "softmax adds up to 1: after such a short training the attention of this layer passes on next to "
+                "nothing, and the colours only show how that is distributed."
             )
     return " ".join(sentences)
 
 
 def negative_weights(examples: Sequence[Example]) -> str:
-    """Which attentions have weights below zero in these maps."""
+    """Which attentions have negative weights in these maps."""
     names = [
         label_of(name)
         for name in examples[0].maps
-        if any(float(example.maps[name].row.min()) < 0 for example in examples)
+        if any(float(example.maps[name].values.min()) < 0 for example in examples)
     ]
-    return f"Weights below zero, which softmax cannot have, occur here in {enumerated(names)}." if names else ""
+    return f"Negative weights, which softmax cannot have, occur here in {enumerated(names)}." if names else ""
 
 
 def _by_attention(rows: Sequence[ScalingRow]) -> dict[str, list[ScalingRow]]:
@@ -140,5 +139,5 @@ def signed(value: float, form: str = ".3g") -> str:
 
 
 def enumerated(parts: Sequence[str]) -> str:
-    """As a sentence does."""
+    """Join parts as in a sentence: "a, b and c"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,4 +1,4 @@
-"""A comparison as one HTML file that needs nothing else: table, learning curves, costs, heat maps, what they mean."""
+"""The page: a comparison as one HTML file with a table, learning curves, costs, heat maps and what they mean."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,17 +6,17 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from softline.experiments.compare import Comparison, Row
+from softline.analysis.heatmap import HeatMap
+from softline.experiments.compare import Comparison, VariantResult, metric_label
 from softline.measure.scaling import ScalingRow
-from softline.plotting.colors import COLORS
-from softline.report.examples import Example, HeatMap
-from softline.report.figures import color_of, cost_panels, heat_map_svg, learning_panels
+from softline.plotting.colors import COLORS, comparison_colors, label_of
+from softline.report.examples import Example
+from softline.report.figures import cost_panels, heat_map_svg, learning_panels
 from softline.report.findings import (
     crossings,
     enumerated,
     exponents,
     faint_weights,
-    label_of,
     negative_weights,
     percent,
     signed,
@@ -28,22 +28,30 @@ from softline.report.findings import (
 
 @dataclass(frozen=True)
 class Report:
+    """Everything that the page shows."""
+
     comparison: Comparison
-    """The first row is what the others are compared with."""
+    """Classifiers; the first row is the one that the others are compared with."""
     scaling: Sequence[ScalingRow]
     examples: Sequence[Example]
     command: str
     seconds: float
-    """From the start of the command to the report."""
+    """Time from the start of the command to the report."""
     without_attention: Mapping[str, float] = field(default_factory=dict)
-    """Top-1 of 0 to 1 of the trained models with their attention switched off, by row."""
+    """Scores, from 0 to 1, of the trained models with their attention switched off, by row."""
     reused: Sequence[str] = ()
-    """Rows that an earlier command had trained already."""
+    """Rows that an earlier command had already trained."""
+
+    @property
+    def colors(self) -> dict[str, str]:
+        """One colour for each attention, the same in all sections."""
+        names = [*(row.name for row in self.comparison.rows), *(row.attention for row in self.scaling)]
+        return comparison_colors(list(dict.fromkeys(names)))
 
 
 def render(report: Report) -> str:
-    """The page. Needs matplotlib."""
-    style = (files("softline") / "bench" / "report.css").read_text()
+    """Create the page as HTML. It needs matplotlib."""
+    style = (files("softline.report") / "report.css").read_text()
     title = escape(report.comparison.title)
     sections = [_headline(report), _table(report), _learning(report), _costs(report), _maps(report), _footer()]
     return (
@@ -60,9 +68,10 @@ def render(report: Report) -> str:
 
 def _headline(report: Report) -> str:
     comparison, recipe = report.comparison, report.comparison.recipe
+    score = escape(metric_label(comparison.metric))
     cards = "".join(
         f'<div class="score" style="{_hue(row.name, report)}"><span class="name">{escape(label_of(row.name))}</span>'
-        f"<b>{percent(row.mean)}</b><span>top-1 on the test images</span></div>"
+        f"<b>{percent(row.mean)}</b><span>{score} on the test images</span></div>"
         for row in comparison.rows
     )
     machine = comparison.environment
@@ -81,7 +90,7 @@ def _headline(report: Report) -> str:
     return (
         f"<h1>{escape(comparison.title)}</h1>\n"
         '<p class="lead">The same network, trained on the same images in the same way with '
-        f"{escape(enumerated(names))} attention: what each learns, what it costs, and where it looks.</p>\n"
+        f"{escape(enumerated(names))} attention: what each variant learns, what it costs, and where it looks.</p>\n"
         f'<div class="scores">{cards}</div>\n<dl>{listed}</dl>'
     )
 
@@ -89,11 +98,11 @@ def _headline(report: Report) -> str:
 def _table(report: Report) -> str:
     rows = report.comparison.rows
     several = len(report.comparison.seeds) > 1
-    heads = [("attention", ""), ("top-1", "test images"), ("top-1", "attention off")][
-        : 3 if report.without_attention else 2
-    ]
-    heads += [("parameters", ""), ("multiply-adds", "an image")]
-    heads += [("memory", "training, an image"), ("training", "images/s"), ("inference", "images/s")]
+    score = escape(metric_label(report.comparison.metric))
+    heads = [("attention", ""), (score, "test images")]
+    heads += [(score, "attention off")] if report.without_attention else []
+    heads += [("parameters", ""), ("multiply-adds", "per image")]
+    heads += [("memory", "training, per image"), ("training", "images/s"), ("inference", "images/s")]
     head = "".join(f"<th>{name}{f'<small>{unit}</small>' if unit else ''}</th>" for name, unit in heads)
     body = "".join(f"<tr>{_cells(row, report)}</tr>" for row in rows)
     return (
@@ -101,22 +110,22 @@ def _table(report: Report) -> str:
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n"
         f'<p class="note">{_uncertainty(report)} {"± is the standard deviation over the seeds. " if several else ""}'
         f"{_diverged(rows)}"
-        "Operations are counted, Newton iterations included. Speeds are those of the whole network on random images of "
-        f"this size, forward (inference) and forward and backward (training), on "
-        f"{_threads(report)}, measured while nothing else of this command ran.</p>\n"
+        "Operations are counted, including Newton iterations. Speeds are those of the whole network, forward "
+        f"(inference) or forward and backward (training), on {_threads(report)}, measured while no other part of this "
+        "command ran.</p>\n"
         f"<p>{escape(switched_off(rows, report.without_attention))}</p>\n"
         f"<p>{escape(_small_images(report))}</p>\n</section>"
     )
 
 
 def _learning(report: Report) -> str:
-    panels = "".join(learning_panels(report.comparison))
+    panels = "".join(learning_panels(report.comparison, report.colors))
     return (
         f"<section>\n<h2>How they learn</h2>\n{_key(report)}"
         f'<figure><div class="panels">{panels}</div></figure>\n'
-        '<p class="note">After each epoch: accuracy on images that were not trained on, and the mean loss of the '
-        "epoch, on randomly cropped and flipped images and smoothed labels. A short training shows that an attention "
-        "learns, and how soon; it does not show where it would end.</p>\n</section>"
+        '<p class="note">Accuracy on images that were not used for training, and mean training loss, after each epoch. '
+        "The loss is that of randomly cropped and flipped images with smoothed labels. A short training shows that an "
+        "attention learns, and how fast; it does not show where a long one would end.</p>\n</section>"
     )
 
 
@@ -125,12 +134,12 @@ def _costs(report: Report) -> str:
         return ""
     return (
         f"<section>\n<h2>What one layer costs as images grow</h2>\n{_key(report)}"
-        f'<figure><div class="panels">{"".join(cost_panels(report.scaling))}</div>\n</figure>\n'
+        f'<figure><div class="panels">{"".join(cost_panels(report.scaling, report.colors))}</div>\n</figure>\n'
         f"<p>{escape(crossings(report.scaling))}</p>\n"
-        '<p class="note">One attention layer of 64 channels and 2 heads on random tokens, one for each patch of 8 x 8 '
-        f"pixels; forward pass, one image, {_threads(report)}, both axes logarithmic. "
-        f"{escape(exponents(report.scaling))} A whole network also has layers that cost the same for every attention: "
-        "it gains less than one layer does.</p>\n</section>"
+        '<p class="note">One attention layer with 64 channels and 2 heads on random tokens, one for each 8 x 8 patch '
+        f"of pixels; forward pass, one image, {_threads(report)}, both axes logarithmic. "
+        f"{escape(exponents(report.scaling))} A whole network gains less than one layer, because its other layers cost "
+        "the same with every attention.</p>\n</section>"
     )
 
 
@@ -140,20 +149,20 @@ def _maps(report: Report) -> str:
     names = list(report.examples[0].maps)
     heads = "".join(f'<div class="head">{escape(text)}</div>' for text in ["image", *map(label_of, names)])
     cells = "".join(_example(example) for example in report.examples)
-    rows, columns = _first_map(report.examples).row.shape
+    rows, columns = _first_map(report.examples).grid_size
     return (
         "<section>\n<h2>Where they look</h2>\n"
-        "<p>The framed square is one token, the brightest patch of the image. The colours tell how much it takes from "
-        "every token in the first layer: warm is more than the average, cool is less.</p>\n"
+        "<p>The framed square is one token, the brightest patch of the image. The colours show how much it takes from "
+        "each token in the first layer: warm is more than the average, cool is less.</p>\n"
         '<div class="scale"><span>less</span><i></i><span>more than the average</span></div>\n'
         f'<figure><div class="maps" style="--columns: {len(names) + 1}">{heads}{cells}</div></figure>\n'
         f"<p>{escape(faint_weights(report.examples))}</p>\n"
-        f'<p class="note">Each map is one row of the explicit attention weights, of head 1, on the grid of {rows} x '
-        f"{columns} tokens, stretched to its own largest difference from its mean; the numbers under it are the "
-        "smallest and the largest weight, so that a map that is almost even can be told from one that is not. "
+        f'<p class="note">Each map is one row of the explicit attention weights in head 1, on the grid of {rows} x '
+        f"{columns} tokens, scaled to its largest difference from its mean. The numbers below a map are its smallest "
+        "and its largest weight: they tell an almost even map from an uneven one. "
         f"{escape(negative_weights(report.examples))} The local convolutions that SOFT and InLine add to their "
-        "attention are not in the weights. The images are the first of their classes, not chosen by how they look. "
-        "A heat map shows what one layer mixes, not why the network decides as it does.</p>\n</section>"
+        "attention are not part of the weights. The images are the first of their classes, not selected by their "
+        "maps. A heat map shows what one layer mixes, not why the network decides as it does.</p>\n</section>"
     )
 
 
@@ -163,7 +172,7 @@ def _footer() -> str:
         '<a href="https://arxiv.org/abs/2207.03341">Softmax-free Linear Transformers</a>. InLine: '
         '<a href="https://arxiv.org/abs/2412.06590">Bridging the Divide: Reconsidering Softmax and Linear '
         'Attention</a>. Images: <a href="https://arxiv.org/abs/1708.07747">Fashion-MNIST</a>. '
-        "This file needs no network.</footer>"
+        "This file works offline.</footer>"
     )
 
 
@@ -171,20 +180,20 @@ def _footer() -> str:
 
 
 def _uncertainty(report: Report) -> str:
-    # only of these is the number known without opening them
+    # the number of other images is not known without opening them
     embedded = report.comparison.recipe["data"]["source"] == "embedded"
     return uncertainty(report.comparison.rows, 1000) if embedded else ""
 
 
 def _small_images(report: Report) -> str:
-    tokens = _first_map(report.examples).row.numel() if report.examples else None
+    tokens = _first_map(report.examples).values.numel() if report.examples else None
     return small_images(report.comparison.rows, report.comparison.recipe["data"]["image_size"], tokens)
 
 
 def _data(data: dict[str, Any]) -> str:
     size = f"{data['image_size']} x {data['image_size']} pixels"
     if data["source"] == "embedded":
-        return f"6,000 for training and 1,000 for testing of Fashion-MNIST, {size}, part of the package"
+        return f"Fashion-MNIST, {size}: the 6,000 training and 1,000 test images that come with the package"
     return f"{data['source']}, {size}"
 
 
@@ -192,12 +201,12 @@ def _reused(names: Sequence[str]) -> str:
     return f"; {escape(enumerated(list(map(label_of, names))))} had been trained by an earlier command" if names else ""
 
 
-def _diverged(rows: Sequence[Row]) -> str:
+def _diverged(rows: Sequence[VariantResult]) -> str:
     count = sum(len(row.diverged) for row in rows)
-    return f"{count} {'run' if count == 1 else 'runs'} diverged, without a result. " if count else ""
+    return f"{count} {'run' if count == 1 else 'runs'} diverged without a result. " if count else ""
 
 
-def _cells(row: Row, report: Report) -> str:
+def _cells(row: VariantResult, report: Report) -> str:
     spread = "" if row.spread is None else f" ± {100 * row.spread:.1f}"
     cells = [
         f"{_dot(row.name, report)}{escape(label_of(row.name))}",
@@ -217,10 +226,10 @@ def _example(example: Example) -> str:
     cells = [f"<div>{plain}<p>{escape(example.label)}</p></div>"]
     for name, heat_map in example.maps.items():
         drawn = heat_map_svg(example, heat_map, _describe(name, example, heat_map))
-        low, high = float(heat_map.row.min()), float(heat_map.row.max())
-        predicted = example.classes[heat_map.predicted]
+        low, high = float(heat_map.values.min()), float(heat_map.values.max())
+        predicted, probability = example.predictions[name]
         right = predicted == example.label
-        verdict = f"{'✓' if right else '✗'} {predicted}, {100 * heat_map.probability:.0f} %"
+        verdict = f"{'✓' if right else '✗'} {predicted}, {100 * probability:.0f} %"
         cells.append(
             f'<div>{drawn}<p class="{"right" if right else "wrong"}">{escape(verdict)}</p>'
             f'<p class="range">{signed(low)} … {signed(high)}</p></div>'
@@ -229,7 +238,8 @@ def _example(example: Example) -> str:
 
 
 def _describe(name: str, example: Example, heat_map: HeatMap) -> str:
-    row, column = divmod(int(heat_map.row.argmax()), heat_map.row.shape[1])
+    assert heat_map.query is not None, "examples show queries"
+    row, column = divmod(int(heat_map.values.argmax()), heat_map.grid_size[1])
     return (
         f"{label_of(name)} on an image of class {example.label}: the token in row {heat_map.query[0] + 1}, column "
         f"{heat_map.query[1] + 1} attends most to row {row + 1}, column {column + 1}"
@@ -251,11 +261,10 @@ def _dot(name: str, report: Report) -> str:
 
 
 def _hue(name: str, report: Report) -> str:
-    names = [row.name for row in report.comparison.rows]
-    return f"--hue: {f'var(--{name})' if name in COLORS else color_of(name, names)}"
+    return f"--hue: {f'var(--{name})' if name in COLORS else report.colors[name]}"
 
 
-def _parameters(rows: Sequence[Row]) -> str:
+def _parameters(rows: Sequence[VariantResult]) -> str:
     counts = sorted({round(row.cost.parameters / 1000) for row in rows})
     return f"{counts[0]:,} thousand" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} thousand"
 

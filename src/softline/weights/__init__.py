@@ -1,0 +1,1 @@
+"""The papers' released checkpoints: reading them, renaming their parameters, building their models."""

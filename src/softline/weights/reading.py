@@ -1,4 +1,4 @@
-"""Weights of the papers' official releases: reading them safely, renaming their keys, downloading them."""
+"""Reading the checkpoint files of the papers' official releases without executing pickled code."""
 
 import argparse
 import pickle
@@ -17,14 +17,14 @@ from torch import Tensor
 
 from softline.errors import UserError
 
-# where a release keeps its weights inside a checkpoint; averaged ones first: they are what the papers evaluate
+# entries of a checkpoint that may hold its weights; averaged weights come first, as the papers evaluate those
 WEIGHT_ENTRIES = ("state_dict_ema", "model_ema", "state_dict", "model")
 
 
 def load_official(path: str | Path) -> dict[str, Tensor]:
-    """The state dict in a release's .pth (or .safetensors) file, without ever executing what the file contains.
+    """Read the state dict of a release's .pth (or .safetensors) file without executing any code in it.
 
-    Averaged (EMA) weights are taken where the file has them.
+    Averaged (EMA) weights are preferred if the file has them.
     """
     path = Path(path)
     if not path.is_file():
@@ -36,14 +36,14 @@ def load_official(path: str | Path) -> dict[str, Tensor]:
         what = (
             f"it asks to run {asked[1]}" if asked else "it is no checkpoint that can be read without running its code"
         )
-        raise UserError(f"{path} is refused: {what}") from None
+        raise UserError(f"{path} is refused: {what}") from error
     except (SafetensorError, RuntimeError) as error:
-        raise UserError(f"{path} is truncated or not a checkpoint: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path} is truncated or not a checkpoint: {str(error).splitlines()[0]}") from error
     return _weights(content, path)
 
 
 def check_archive(path: Path) -> None:
-    """torch's files are zip archives, whose checksums torch itself does not compare."""
+    """Check that a file is a zip archive, as torch writes them, and its checksums, which torch does not verify."""
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} is truncated or not a checkpoint: torch's, since 1.6, are zip archives")
     with zipfile.ZipFile(path) as archive:
@@ -53,9 +53,9 @@ def check_archive(path: Path) -> None:
 
 
 def _load_pickle(path: Path) -> Any:
-    """torch's restricted reader, which knows tensors only, with the releases' settings let through as plain data."""
+    """Read with torch's restricted unpickler, which also accepts the types of the releases' settings as plain data."""
     check_archive(path)
-    # numpy's own reader of a stored number, which moved between its versions
+    # the function by which numpy unpickles a scalar; its module differs between versions of numpy
     type_of_scalar = np.float64(0).__reduce__()[0]
     harmless: list[Any] = [
         argparse.Namespace,

@@ -1,4 +1,4 @@
-"""Checkpoints of the papers' official releases."""
+"""Models of the papers' official releases: building them from released checkpoints, and converting these."""
 
 import hashlib
 import os
@@ -19,30 +19,30 @@ from softline.weights.renaming import KeyRules, check_keys, key_map, rename_keys
 
 
 class Release(NamedTuple):
-    """The released models of one or more families, as a file of `softline.backbones` describes them."""
+    """The released models of one or more families, registered by a file of `softline.backbones`."""
 
     build: Callable[[str, dict[str, Any]], nn.Module]
-    """From a family and the release's constructor arguments to softline's network."""
+    """Builds softline's network from a family and the release's constructor arguments."""
     rules: KeyRules
-    """The release's parameter names; see `rename_keys`."""
+    """Renaming rules for the release's parameters; see `rename_keys`."""
     models: tuple[str, ...]
-    """softline's models whose weights the authors publish."""
+    """Names of the softline models whose weights the authors publish."""
 
 
 RELEASES: dict[str, Release] = {}
-"""By family; the backbones add theirs when they are imported."""
+"""Releases by family; the backbones register theirs when they are imported."""
 
 
 def register_release(*families: str, build: Callable[..., nn.Module], rules: KeyRules, models: Iterable[str]) -> None:
-    """Make the released models of ``families`` known to this module."""
+    """Register the released models of ``families``; the arguments are the fields of `Release`."""
     RELEASES.update(dict.fromkeys(families, Release(build, rules, tuple(models))))
 
 
 def from_official(family: str, state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> nn.Module:
-    """The model of an official release, with its weights, in evaluation mode.
+    """Build the model of an official release with its weights, in evaluation mode.
 
     family: soft, softpp, inline_deit, inline_pvt, inline_swin or inline_cswin.
-    state_dict: the release's own, as `load_official` reads it.
+    state_dict: the release's state dict, as `load_official` reads it.
     config: the release's constructor arguments.
     """
     check_option("family", family, RELEASES)
@@ -55,28 +55,28 @@ def from_official(family: str, state_dict: Mapping[str, Tensor], config: Mapping
 
 
 def read_weights(path: str | Path, model: str) -> dict[str, Tensor]:
-    """The weights in a file of softline, timm or the authors, under the names that softline's ``model`` has."""
+    """Read the weights in a file of softline, timm or the authors, with the parameter names of softline's ``model``."""
     weights = load_official(path)
-    # softline's own begin with its stages, no release's do
+    # only softline's own parameter names begin with its stages
     if model in released_models() and not any(key.startswith("stages.") for key in weights):
         return rename_keys(weights, _rules(model))
     return weights
 
 
 class Conversion(NamedTuple):
-    """What `convert_official` did."""
+    """Result of `convert_official`."""
 
     model: str
     keys: dict[str, str | None]
-    """The release's parameter names and ours; None for those that are not needed."""
+    """Our parameter name for each of the release's; None for those that are not needed."""
     sha256: str
-    """Of the written weights."""
+    """SHA-256 of the written weights."""
 
 
 def convert_official(path: str | Path, directory: str | Path, *, model: str | None = None) -> Conversion:
     """Write an official checkpoint as a directory for ``timm.create_model("local-dir:DIRECTORY", pretrained=True)``.
 
-    model: name of the softline model; found by its weights unless several models have weights of the same shapes.
+    model: name of the softline model; by default it is recognised by the shapes of the weights, if these are unique.
     """
     directory = Path(directory)
     if directory.exists():
@@ -90,7 +90,7 @@ def convert_official(path: str | Path, directory: str | Path, *, model: str | No
     network = timm.create_model(name, num_classes=_num_classes(renamed))
     check_keys(network, renamed, name)
     network.load_state_dict(renamed)
-    # complete before it has its name: a crash leaves no half-written model there
+    # renamed when it is complete: a crash leaves no partial model there
     with tempfile.TemporaryDirectory(dir=directory.resolve().parent, prefix=".convert-") as partial:
         save_for_hf(network, f"{partial}/model", safe_serialization=True)
         os.rename(f"{partial}/model", directory)
@@ -99,7 +99,7 @@ def convert_official(path: str | Path, directory: str | Path, *, model: str | No
 
 
 def released_models() -> dict[str, Release]:
-    """The models whose weights the papers' authors publish, with their releases."""
+    """Releases by model, for all models whose weights the papers' authors publish."""
     return {name: release for release in RELEASES.values() for name in release.models}
 
 
@@ -109,7 +109,7 @@ def _rules(name: str) -> KeyRules:
 
 
 def _recognise(state_dict: Mapping[str, Tensor], path: str | Path) -> str:
-    """The only released model whose weights have these names and shapes."""
+    """Return the only released model whose weights have these names and shapes."""
     found = []
     for name, release in released_models().items():
         renamed = rename_keys(state_dict, release.rules)
@@ -119,7 +119,7 @@ def _recognise(state_dict: Mapping[str, Tensor], path: str | Path) -> str:
             found.append(name)
     if not found:
         raise UserError(f"{path} holds the weights of none of: {', '.join(released_models())}")
-    # networks for other image sizes have the same weights: the usual size is meant
+    # models for other image sizes have the same weights, and the default size is meant
     found = [name for name in found if name.removesuffix("_384") == name or name.removesuffix("_384") not in found]
     if len(found) > 1:
         raise UserError(f"{path} could be any of {', '.join(found)}: say which with --model")

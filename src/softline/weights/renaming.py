@@ -1,4 +1,4 @@
-"""Weights of the papers' official releases: reading them safely, renaming their keys, downloading them."""
+"""Renaming the parameters of the papers' official releases to softline's names."""
 
 import re
 from collections.abc import Mapping
@@ -9,20 +9,21 @@ from torch import Tensor, nn
 from softline.errors import UserError
 
 KeyRules = list[tuple[str, str | None]]
+"""Pairs of a pattern and its replacement; see `rename_keys`."""
 
 
 def rename_keys(state_dict: Mapping[str, Tensor], rules: KeyRules) -> dict[str, Tensor]:
     """Apply (pattern, replacement) rules to every key and join separate q, k, v projections into qkv.
 
-    A replacement names the pattern's groups in braces; "{stage}" counts from 0 where the release counts from 1. None
-    drops the key.
+    A replacement names the pattern's groups in braces; "{stage}" is decremented, as the release counts stages from 1.
+    A replacement of None drops the key.
     """
     renamed = {key: _rename(key, rules) for key in state_dict}
     return _join_projections({new: state_dict[key] for key, new in renamed.items() if new is not None})
 
 
 def key_map(state_dict: Mapping[str, Tensor], rules: KeyRules) -> dict[str, str | None]:
-    """Where each key of the release went; None if it is not needed."""
+    """The new name of each key of the release; None if the key is dropped."""
     final = rename_keys(state_dict, rules)
     names = {key: _rename(key, rules) for key in state_dict}
     return {
@@ -46,7 +47,7 @@ def _rename(key: str, rules: KeyRules) -> str | None:
 
 
 def _join_projections(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """attn.q + attn.kv, or attn.q + attn.v, become attn.qkv, rows in that order."""
+    """Join attn.q and attn.kv, or attn.q and attn.v, to attn.qkv, with their rows in that order."""
     for key in list(state_dict):
         match = re.fullmatch(r"(.*\.attn\.)q(\.weight|\.bias)", key)
         if match is None:
@@ -59,7 +60,7 @@ def _join_projections(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_keys(model: nn.Module, state_dict: Mapping[str, Tensor], name: str) -> None:
-    """Every parameter is there with its shape, and nothing else: checked before anything is loaded."""
+    """Check that a state dict has exactly the model's parameters, with their shapes, before anything is loaded."""
     own = model.state_dict()
     problems = {
         "missing": [key for key in own if key not in state_dict],

@@ -1,0 +1,1 @@
+"""Object detection datasets in COCO's format."""

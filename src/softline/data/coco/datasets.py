@@ -1,4 +1,4 @@
-"""Images with objects for training and evaluating detectors, through torchvision's transforms of boxes and masks."""
+"""Detection datasets with torchvision's transforms of images, boxes and masks."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,32 +8,32 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from softline.checks import check_integer
+from softline.checks import check_integer, check_range
 from softline.data.coco.source import CocoSource, Instances
 from softline.data.images.datasets import to_mode
-from softline.data.images.transforms import check_part
 from softline.data.randomness import repeatable
 from softline.errors import UserError
 
 Target = dict[str, Tensor]
 Transform = Callable[[Tensor, Target], tuple[Tensor, Target]]
 
-# pixels of the resized image; a box that is narrower or lower says nothing about its content
+# in pixels of the resized image; a smaller box says nothing about its content
 LEAST_SIDE = 1.0
 
 
 class DetectionImages(Dataset[tuple[Tensor, Target]]):
-    """Transformed images and their objects, by index or by (epoch, index); an index alone belongs to epoch 0.
+    """Transformed images and their objects, by index or by (epoch, index); a plain index belongs to epoch 0.
 
     A random transform depends on (seed, epoch, index) only: not on the number of workers or processes, nor on where a
     run was interrupted.
 
-    An image is float32 [3, H, W] from 0 to 1. Its target has boxes [n, 4] (float32; left, top, right, bottom), labels
-    [n] (int64, from 0), masks [n, H, W] (uint8; if asked for), iscrowd [n] (int64, 0 or 1), area [n] (float32, in
-    pixels of the file's image whatever the transform does) and image_id [] (int64).
+    An image is float32 [3, H, W] in [0, 1]. Its target has boxes [n, 4] (float32; left, top, right, bottom), labels [n]
+    (int64, from 0), masks [n, H, W] (uint8; if requested), iscrowd [n] (int64, 0 or 1), area [n] (float32, in pixels of
+    the original image, regardless of the transform) and image_id [] (int64).
 
-    training: crowds are left out, as they mark regions and not objects, and so are images without any object; the
-        indices count what remains. Evaluation needs all.
+    masks: include masks in the targets.
+    training: leave out crowds, which mark regions and not objects, and images without any object; indices refer to the
+        remaining images. Evaluation needs all of them.
     """
 
     def __init__(self, source: CocoSource, transform: Transform, *, seed: int = 0, masks: bool, training: bool) -> None:
@@ -69,29 +69,29 @@ class DetectionImages(Dataset[tuple[Tensor, Target]]):
         return {**target, "masks": tv_tensors.Mask(objects.masks())} if self.masks else target
 
     def aspect_groups(self) -> list[int]:
-        """For each index 0 if the image is wide or square, 1 if it is tall: batches of one group need less padding."""
+        """0 for each image that is wide or square, 1 if it is tall: batches of one group need less padding."""
         sizes = map(self.source.size, range(len(self)))
         return [int(height > width) for height, width in sizes]
 
 
 def detection_train_transform(*, short_sides: Sequence[int], long_side: int, hflip: float) -> Transform:
-    """Random mirroring, then the size; boxes that come out less than `LEAST_SIDE` wide or high are dropped.
+    """Random horizontal flip and resize; boxes less than `LEAST_SIDE` wide or high after it are dropped.
 
-    short_sides: the shorter side becomes one of these, at random.
-    long_side: the longer side becomes at most this, and the shorter one then less.
-    hflip: probability of mirroring left and right.
+    short_sides: sizes from which that of the shorter side is drawn.
+    long_side: maximum size of the longer side; if it would be exceeded, the shorter side becomes smaller.
+    hflip: probability of a horizontal flip.
     """
     if not short_sides:
         raise UserError("short_sides must be one or more sizes, got none")
     for side in short_sides:
         check_integer("short_sides", side, 1)
     check_integer("long_side", long_side, max(short_sides))
-    check_part("hflip", hflip)
+    check_range("hflip", hflip, 0, 1)
     transform: Transform = v2.Compose(
         [
             v2.RandomHorizontalFlip(hflip),
             v2.RandomShortestSize(list(short_sides), long_side),
-            # the next step would drop the boxes that exceed the border by rounding
+            # the next step would drop boxes that exceed the border by a rounding error
             v2.ClampBoundingBoxes(),
             v2.SanitizeBoundingBoxes(min_size=LEAST_SIDE, labels_getter=_one_for_each_box),
             v2.ToDtype(torch.float32, scale=True),
@@ -102,7 +102,7 @@ def detection_train_transform(*, short_sides: Sequence[int], long_side: int, hfl
 
 
 def detection_eval_transform() -> Transform:
-    """To float alone: detectors resize by themselves, and what they find is in pixels of the image as it is stored."""
+    """Conversion to float only: detectors resize by themselves, and return boxes in pixels of the original image."""
     transform: Transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
     return transform
 
@@ -115,5 +115,5 @@ def _with_objects(source: CocoSource) -> CocoSource:
 
 
 def _one_for_each_box(sample: tuple[Tensor, Target]) -> tuple[Tensor, ...]:
-    """What is dropped together with a box; masks are found by their type."""
+    """The values to drop together with a box; torchvision finds masks by their type."""
     return tuple(sample[1][name] for name in ("labels", "iscrowd", "area"))

@@ -1,8 +1,7 @@
-"""Images whose objects lie in a JSON file of COCO's format (its "instances"): boxes, classes, masks, crowds.
+"""Images with objects that a JSON file in COCO's "instances" format describes: boxes, classes, masks, crowds.
 
-The file is checked as a whole when it is opened, so that nothing in it can stop a training later. COCO's own
-train2017 does not pass: one box in image 200365 and one in image 550395 have no height; leave them out by
-``skip_corrupt``.
+The whole file is checked when it is opened, so that an error in it cannot stop training later. COCO's own train2017
+does not pass: one box in image 200365 and one in image 550395 have no height; ``skip_corrupt`` leaves them out.
 """
 
 import copy
@@ -25,7 +24,7 @@ from softline.data.images.corrupt import remaining
 from softline.data.images.interface import CorruptImageError, decode, decoding
 from softline.errors import UserError
 
-# polygons [x, y, x, y, ...], or {"size": [height, width], "counts": list or text}; None if the file has a box alone
+# polygons [x, y, x, y, ...], or {"size": [height, width], "counts": list or text}; None if the file has only a box
 Segmentation = list[list[float]] | dict[str, Any] | None
 
 NEEDED = {
@@ -33,7 +32,7 @@ NEEDED = {
     "annotations": ("image_id", "category_id", "bbox"),
     "categories": ("name",),
 }
-# pixels: COCO's own boxes and polygons are rounded, and exceed the border a little
+# in pixels: COCO's own boxes and polygons are rounded and slightly exceed the border
 MARGIN = 1.0
 SHOWN = 10
 EMPTY_BOX = "box of no area"
@@ -43,12 +42,9 @@ log = logging.getLogger(__name__)
 
 
 class ImageSizeError(CorruptImageError):
-    """An image of another size than its annotations are for."""
+    """An image whose size differs from the one in its annotations."""
 
-    def __str__(self) -> str:
-        if not self.reason:
-            return self.name
-        return f"{self.name} has another size than its annotations: {self.reason}; leave it out by --skip-corrupt"
+    text = "{name} has another size than its annotations: {reason}; leave it out by --skip-corrupt"
 
 
 class Instances(NamedTuple):
@@ -57,13 +53,13 @@ class Instances(NamedTuple):
     boxes: Tensor
     """[n, 4], float32: left, top, right, bottom in pixels."""
     labels: Tensor
-    """[n], int64: from 0 to the number of classes less 1."""
+    """[n], int64: from 0 to the number of classes - 1."""
     crowd: Tensor
-    """[n], bool: a region of many objects, not one."""
+    """[n], bool: True for a region of many objects."""
     area: Tensor
-    """[n], float32: pixels within the outline, as the file says."""
+    """[n], float32: pixels inside the outline, according to the file."""
     segmentations: tuple[Segmentation, ...]
-    """As in the file."""
+    """Polygons or runs as in the file."""
     size: tuple[int, int]
     """Height and width of the image."""
 
@@ -75,27 +71,28 @@ class Instances(NamedTuple):
         )
 
     def masks(self) -> Tensor:
-        """[n, height, width], uint8: 1 within the object."""
+        """[n, height, width], uint8: 1 inside the object."""
         if not self.segmentations:
             return torch.zeros(0, *self.size, dtype=torch.uint8)
         return torch.from_numpy(np.stack([decode_mask(each, self.size) for each in self.segmentations]))
 
 
 class CocoSource:
-    """The images of a directory and the objects that a JSON file finds in them.
+    """The images of a directory and their objects, described by a JSON file.
 
-    Every load opens the image anew: threads and processes share none. Images without any object are there too, as
-    evaluation counts what is found in them.
+    Every load opens the image file again, so that threads and processes share no open files. Images without any object
+    are included, as evaluation counts false detections in them.
 
-    An annotation without iscrowd is no crowd; one without an area has that of its mask, or else of its box.
+    An annotation without iscrowd is not a crowd; the area of one without area is that of its mask, or else of its box.
 
-    skip_corrupt: leave out the images and annotations that the file describes wrongly, and tell ``notify`` how many of
-        which kind; otherwise they are a ValueError. Images that cannot be decoded, or have another size than the file
-        says, are found by `find_corrupt` and left out by `without`.
-    skip_empty_boxes: leave out boxes without width or height, and nothing else.
-    masks: every object must have one.
-    classes: names by label; the labels follow COCO's ids, which may have gaps.
-    category_ids: COCO's id of each label.
+    skip_corrupt: leave out the images and annotations that the file describes incorrectly, and report them to
+        ``notify``; otherwise they raise a `UserError`. Images that cannot be decoded, or whose size differs from the
+        file, are found by `find_corrupt` and left out by `without`.
+    skip_empty_boxes: leave out only boxes without width or height.
+    masks: require a mask of every object.
+
+    The attribute ``classes`` has the names by label, in the order of COCO's ids, which may have gaps; ``category_ids``
+    has COCO's id of each label.
     """
 
     def __init__(
@@ -127,11 +124,11 @@ class CocoSource:
         self._keep_objects([entry for entry in objects if entry["image_id"] in entries])
 
     def _keep_images(self, entries: list[dict[str, Any]]) -> None:
-        # arrays: the objects of a list would be copied into every worker, one reference count after the other
+        # arrays, because reference counting would gradually copy the objects of a list into every worker
         self._names = np.array([os.fsencode(entry["file_name"]) for entry in entries])
         self._ids = np.array([entry["id"] for entry in entries], dtype=np.int64)
         self._sizes = np.array([(entry["height"], entry["width"]) for entry in entries], dtype=np.int64)
-        # what `without` leaves of them
+        # indices of the images that `without` has not removed
         self._kept = np.arange(len(entries))
 
     def _keep_objects(self, entries: list[dict[str, Any]]) -> None:
@@ -148,7 +145,7 @@ class CocoSource:
         self._crowd = np.array([entry.get("iscrowd", 0) for entry in entries], dtype=bool)
         self._area = np.array([entry["area"] for entry in entries], dtype=np.float32)
         self._has_objects = np.bincount(rows[~self._crowd], minlength=len(self._ids)) > 0
-        # as text: a quarter of the memory of lists of numbers, and exact
+        # as text, which is exact and needs a quarter of the memory of lists of numbers
         texts = [json.dumps(entry.get("segmentation") or None, separators=(",", ":")).encode() for entry in entries]
         self._text = np.frombuffer(b"".join(texts), dtype=np.uint8)
         self._text_starts = np.cumsum([0, *map(len, texts)])
@@ -166,15 +163,14 @@ class CocoSource:
         return int(self._ids[self._kept[index]])
 
     def size(self, index: int) -> tuple[int, int]:
-        """Height and width, as the file says: the image is not read."""
+        """Height and width according to the JSON file; the image is not read."""
         height, width = self._sizes[self._kept[index]].tolist()
         return height, width
 
     def load(self, index: int) -> tuple[Image.Image, Instances]:
-        """The decoded image and its objects; `CorruptImageError` if it cannot be decoded or has another size.
+        """Return the decoded image and its objects; `CorruptImageError` if it cannot be decoded or its size is wrong.
 
-        A camera's note that the picture is to be turned is ignored, as COCO's own tools do: boxes and masks refer to
-        the pixels as they are stored.
+        EXIF orientation is ignored, as in COCO's own tools: boxes and masks refer to the stored pixels.
         """
         content = io.BytesIO(Path(self.name(index)).read_bytes())
         with decoding(self.name(index)):
@@ -189,10 +185,10 @@ class CocoSource:
         return image, self.instances(index)
 
     def instances(self, index: int) -> Instances:
-        """The objects of an image, which is not read."""
+        """The objects of an image; the image is not read."""
         row = self._kept[index]
         first, last = self._starts[row : row + 2].tolist()
-        # copies: what is done to a tensor stays out of the source
+        # copies, so that changes to a tensor do not reach the source
         return Instances(
             boxes=torch.tensor(self._boxes[first:last]),
             labels=torch.tensor(self._labels[first:last]),
@@ -212,7 +208,7 @@ class CocoSource:
         return np.flatnonzero(self._has_objects[self._kept]).tolist()
 
     def check_masks(self) -> None:
-        """ValueError if an object has a box alone."""
+        """Check that every object has a mask."""
         if len(self._without_mask):
             raise UserError(
                 f"{self._file}: masks need a segmentation of each object; annotation {self._without_mask[0]} has none"
@@ -220,18 +216,18 @@ class CocoSource:
             )
 
     def without(self, indices: Collection[int]) -> "CocoSource":
-        """The source less the images at ``indices``; its classes stay, even one that has no object left."""
+        """The source without the images at ``indices``; it keeps all classes, even those without any object left."""
         rest = copy.copy(self)
         rest._kept = self._kept[remaining(len(self), indices)]
         return rest
 
 
 def decode_mask(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """[height, width], uint8: 1 within the object. Polygons are filled as COCO's tools fill them."""
+    """Mask [height, width], uint8: 1 inside the object. Polygons are filled as by COCO's tools."""
     from faster_coco_eval.core import mask
 
     if segmentation is None:
-        raise UserError("an object that has a box alone has no mask")
+        raise UserError("an object that has only a box has no mask")
     if isinstance(segmentation, list):
         runs = mask.merge(mask.frPyObjects(segmentation, *size))
     elif isinstance(segmentation["counts"], list):
@@ -243,7 +239,7 @@ def decode_mask(segmentation: Segmentation, size: tuple[int, int]) -> np.ndarray
 
 
 def encode_mask(mask: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Of a mask [height, width], bool: COCO's runs, with text that JSON can hold."""
+    """Encode a mask [height, width], bool, as COCO's runs, which can be written as JSON."""
     from faster_coco_eval.core import mask as runs
 
     encoded = runs.encode(np.asfortranarray(mask, dtype=np.uint8))
@@ -251,7 +247,7 @@ def encode_mask(mask: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 class _Problem(Exception):
-    """One entry of the file is wrong."""
+    """An incorrect entry of the file."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(kind, text)
@@ -259,7 +255,7 @@ class _Problem(Exception):
 
 
 class _Problems:
-    """How many of which kind, and the first few in words."""
+    """Number of problems of each kind, and descriptions of the first few."""
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
@@ -303,9 +299,9 @@ def _read(file: Path) -> dict[str, list[Any]]:
         )
     try:
         content = json.loads(file.read_bytes())
-    # also what is not UTF-8
+    # UnicodeDecodeError is a ValueError too
     except ValueError as error:
-        raise UserError(f"{file} is not a JSON file: {error}") from None
+        raise UserError(f"{file} is not a JSON file: {error}") from error
     for key in NEEDED:
         if not isinstance(content, dict) or not isinstance(content.get(key), list):
             raise UserError(f"{file} must be a JSON object with the lists {', '.join(NEEDED)}; {key} is none")
@@ -314,7 +310,7 @@ def _read(file: Path) -> dict[str, list[Any]]:
 
 
 def _categories(entries: list[Any], file: Path) -> dict[int, str]:
-    """Names by id, in order of the ids."""
+    """Category names by id, in the order of the ids."""
     names: dict[int, str] = {}
     for position, entry in enumerate(entries):
         try:
@@ -330,7 +326,7 @@ def _categories(entries: list[Any], file: Path) -> dict[int, str]:
 
 
 def _sound_images(entries: list[Any], folder: Path, problems: _Problems) -> dict[int, dict[str, Any]]:
-    """By id."""
+    """The valid images by id."""
 
     def check(entry: dict[str, Any]) -> None:
         for key in ("height", "width"):
@@ -352,7 +348,7 @@ def _sound_annotations(
     *,
     masks: bool,
 ) -> list[dict[str, Any]]:
-    """Also those of images that are not sound: only that is reported, and not again for each of their objects."""
+    """The valid annotations, including those of invalid images, for which only the image is reported."""
     listed = {entry.get("id") for entry in content["images"] if isinstance(entry, dict) and _is_whole(entry.get("id"))}
     known = frozenset(categories)
 
@@ -390,7 +386,7 @@ def _sound(
 
 
 def _check_entry(entry: Any, kind: str, seen: Collection[int]) -> None:
-    """It has an id of its own and the keys that its kind needs."""
+    """Check that an entry has a unique id and the keys that its kind needs."""
     if not isinstance(entry, dict):
         raise _Problem(f"entry of {kind} that is no object", f"must be a JSON object, got {_short(entry)}")
     for key in ("id", *NEEDED[kind]):
@@ -406,7 +402,7 @@ def _check_box(box: Any, height: int, width: int) -> None:
     if not isinstance(box, list) or len(box) != 4 or not _are_numbers(box):
         raise _Problem("wrong box", f"bbox must be 4 finite numbers (x, y, width, height), got {_short(box)}")
     corners = ([box[0], box[0] + box[2]], [box[1], box[1] + box[3]])
-    # as they are kept
+    # in the precision in which they are stored
     if any(np.float32(low) >= np.float32(high) for low, high in corners):
         raise _Problem(EMPTY_BOX, f"width and height of bbox must be positive, got {box}")
     if not _is_inside(*corners, height, width):
@@ -414,7 +410,7 @@ def _check_box(box: Any, height: int, width: int) -> None:
 
 
 def _check_segmentation(segmentation: Any, height: int, width: int) -> None:
-    # tools that know boxes alone write an empty list
+    # tools that support only boxes write an empty list
     if segmentation is None or segmentation == []:
         return
     if isinstance(segmentation, list):
@@ -427,7 +423,7 @@ def _check_segmentation(segmentation: Any, height: int, width: int) -> None:
 
 
 def _check_polygon(polygon: Any, height: int, width: int) -> None:
-    # COCO's tools take 4 numbers for a box
+    # COCO's tools interpret 4 numbers as a box
     if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2 or not _are_numbers(polygon):
         rule = "a polygon must be finite numbers x, y, x, y, ... of at least 3 points"
         raise _Problem("wrong polygon", f"{rule}, got {_short(polygon)}")
@@ -449,9 +445,9 @@ def _check_runs(segmentation: dict[str, Any], height: int, width: int) -> None:
     else:
         try:
             filled = bool(decode_mask(segmentation, (height, width)).any())
-        # pybind's translation of std::runtime_error and of std::invalid_argument
+        # pybind's translations of std::runtime_error and std::invalid_argument
         except (RuntimeError, ValueError) as error:
-            raise _Problem("wrong mask", f"counts {_short(counts)} cannot be decoded: {error}") from None
+            raise _Problem("wrong mask", f"counts {_short(counts)} cannot be decoded: {error}") from error
     if not filled:
         raise _Problem("empty segmentation", f"segmentation is empty: counts {_short(counts)}")
 
@@ -461,16 +457,16 @@ def _is_inside(xs: list[float], ys: list[float], height: int, width: int) -> boo
 
 
 def _are_numbers(values: list[Any]) -> bool:
-    # none is a Python function: COCO has some 40 million coordinates
+    # without a Python function per number, as COCO has about 40 million coordinates
     try:
         return set(map(type, values)) <= {int, float} and all(map(math.isfinite, values))
     except OverflowError:
-        # a whole number of hundreds of digits
+        # an integer with hundreds of digits
         return False
 
 
 def _is_whole(value: Any) -> bool:
-    # not a bool, which is an int to Python; and what an array can hold
+    # a bool is an int in Python; larger numbers do not fit an array
     return type(value) is int and abs(value) < 2**63
 
 
@@ -480,7 +476,7 @@ def _short(value: Any) -> str:
 
 
 def _where(kind: str, position: int, entry: Any) -> str:
-    """Which entry it is, also if it has no id."""
+    """Describe which entry this is, even if it has no id."""
     if not isinstance(entry, dict) or "id" not in entry:
         return f"entry {position} of {kind}"
     singular = {"images": "image", "annotations": "annotation", "categories": "category"}[kind]

@@ -1,0 +1,1 @@
+"""Semantic segmentation datasets: ADE20K, Cityscapes, and folders of images and masks."""

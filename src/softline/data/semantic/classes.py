@@ -1,4 +1,4 @@
-"""Names, label ids and colours of the classes of semantic segmentation sets."""
+"""Names, label ids and colours of the classes of semantic segmentation datasets."""
 
 import functools
 from typing import Any, Literal, NamedTuple
@@ -12,17 +12,17 @@ from softline.errors import UserError
 Layout = Literal["ade20k", "cityscapes", "folder"]
 LAYOUTS = ("ade20k", "cityscapes", "folder")
 IGNORE = 255
-"""The label of a pixel that has none: it counts neither in the loss nor in a metric."""
+"""The label of unlabelled pixels, which losses and metrics ignore."""
 
 
 class CityscapesClass(NamedTuple):
     name: str
     id: int
-    """In the _labelIds.png files."""
+    """Value in the _labelIds.png files."""
     colour: tuple[int, int, int]
 
 
-# those of the 34 ids (0 to 33) that are trained and evaluated, in the order of their train ids
+# the classes that are trained and evaluated, in the order of their train ids; ids run from 0 to 33
 CITYSCAPES = (
     CityscapesClass("road", 7, (128, 64, 128)),
     CityscapesClass("sidewalk", 8, (244, 35, 232)),
@@ -46,7 +46,7 @@ CITYSCAPES = (
 )
 CITYSCAPES_IDS = 34
 
-# of the scene parsing challenge of 2016, the first of each class's synonyms; label k is k + 1 in the files
+# classes of the 2016 scene parsing challenge, each by the first of its synonyms; label k is k + 1 in the files
 # fmt: off
 ADE20K = (
     "wall", "building", "sky", "floor", "tree", "ceiling", "road", "bed", "windowpane", "grass",
@@ -72,8 +72,8 @@ ADE20K = (
 def palette(classes: int | Literal["ade20k", "cityscapes"]) -> NDArray[np.uint8]:
     """Colours by label, uint8 [K, 3].
 
-    classes: a number of classes, or a layout. Cityscapes has its own colours; others get colours chosen to lie far
-        from each other, from black and from white, the same for a label however many follow.
+    classes: number of classes, or a layout. Cityscapes has its own colours; others get colours that are far from each
+        other, from black and from white. The colour of a label does not depend on the number of classes.
     """
     if isinstance(classes, str):
         check_option("classes", classes, ("ade20k", "cityscapes"))
@@ -92,10 +92,10 @@ def check_class_count(count: int) -> None:
 
 @functools.cache
 def _spread_colours(count: int) -> NDArray[np.uint8]:
-    """Each colour is that of a grid which is farthest from all before it."""
+    """Choose colours from a grid, each as far as possible from all previous ones."""
     levels = np.linspace(0, 255, 9).round()
     grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), -1).reshape(-1, 3)
-    # the eye tells greens best and reds worst at equal steps of a screen's colours
+    # the eye distinguishes greens best and reds worst at equal steps of RGB values
     weights = np.array([2.0, 4.0, 3.0])
 
     def squared_distance(colour: NDArray[Any]) -> NDArray[Any]:

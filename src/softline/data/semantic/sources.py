@@ -1,13 +1,13 @@
-"""Images with a label for each pixel: ADE20K, Cityscapes, and folders of images and masks.
+"""Semantic segmentation datasets: ADE20K, Cityscapes, and folders of images and masks.
 
-The layouts, below ``ROOT``:
+The layouts below ``ROOT``:
 
 - ade20k: ``images/{training,validation}/*.jpg`` with ``annotations/{training,validation}/*.png``
 - cityscapes: ``leftImg8bit/SPLIT/CITY/*_leftImg8bit.png`` with ``gtFine/SPLIT/CITY/*_gtFine_labelIds.png``
 - folder: ``SPLIT/*.jpg`` with ``SPLITannot/*.png`` (as CamVid), or ``images/SPLIT/*.jpg`` with ``masks/SPLIT/*.png``
 
-Images may be .jpg, .jpeg or .png and may lie in subfolders; a mask has its image's name. EXIF orientation is not
-applied: a mask labels the pixels as they are stored.
+Images may be .jpg, .jpeg or .png and may be in subfolders; a mask has the name of its image. EXIF orientation is not
+applied: a mask labels the stored pixels.
 """
 
 import io
@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from timm.data.readers.img_extensions import get_img_extensions
+from timm.data import get_img_extensions
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -54,44 +54,42 @@ logger = logging.getLogger(__name__)
 class CorruptMaskError(CorruptImageError):
     """A mask that can be decoded but does not label the pixels of its image."""
 
-    def __str__(self) -> str:
-        if not self.reason:
-            return self.name
-        return f"mask {self.name}: {self.reason}; repair it, or leave the image out by --skip-corrupt"
+    text = "mask {name}: {reason}; repair it, or leave the image out by --skip-corrupt"
 
 
 @runtime_checkable
 class SemanticSource(Protocol):
-    """Images with a label for each pixel, which can be read in any order, by several threads and processes."""
+    """Images with a label for each pixel that can be read in any order, by several threads and processes."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names by label."""
+        """Class names by label."""
 
     def __len__(self) -> int: ...
 
     def load(self, index: int) -> tuple[Image.Image, NDArray[np.uint8]]:
-        """The RGB image and its labels [H, W], 0 to K - 1 or IGNORE; `CorruptImageError` if either is no good."""
+        """The RGB image and its labels [H, W], 0 to K - 1 or IGNORE; `CorruptImageError` if either is unusable."""
 
     def name(self, index: int) -> str:
-        """The file of the image."""
+        """Path of the image file."""
 
     def without(self, indices: Collection[int]) -> "SemanticSource":
-        """The source less the images at ``indices``, such as those that `find_corrupt` names."""
+        """The source without the images at ``indices``, such as those that `find_corrupt` returns."""
 
 
 class Values(NamedTuple):
-    """What the bytes of a mask mean."""
+    """The meaning of the byte values in a mask."""
 
     labels: NDArray[np.uint8]
-    """[256]: by byte, a label or IGNORE."""
+    """[256]: the label of each byte value, or IGNORE."""
     known: NDArray[np.bool_]
-    """[256]: the bytes that may occur."""
+    """[256]: the byte values that may occur."""
     rule: str
+    """Description of these values for error messages."""
 
 
 class SemanticFiles:
-    """Pairs of an image and a mask file. Every load opens them anew: threads and processes share none.
+    """Pairs of an image and a mask file; every load opens them again, so that threads and processes share no open files.
 
     pairs: paths of image and mask, sorted.
     """
@@ -99,7 +97,7 @@ class SemanticFiles:
     def __init__(self, pairs: Sequence[tuple[str, str]], classes: Sequence[str], values: Values) -> None:
         self.classes = tuple(classes)
         self._values = values
-        # arrays: the objects of a list would be copied into every worker, one reference count after the other
+        # arrays, because reference counting would gradually copy the objects of a list into every worker
         self._images = np.array([os.fsencode(image) for image, _ in pairs])
         self._masks = np.array([os.fsencode(mask) for _, mask in pairs])
 
@@ -135,7 +133,7 @@ class SemanticFiles:
 class SemanticImages(Dataset[tuple[Tensor, Tensor]]):
     """Transformed images, float32 [3, H, W], and labels, int64 [H, W], by index or by (epoch, index).
 
-    An index alone belongs to epoch 0. A random transform depends on (seed, epoch, index) only: not on the number of
+    A plain index belongs to epoch 0. A random transform depends on (seed, epoch, index) only: not on the number of
     workers or processes, nor on where a run was interrupted.
     """
 
@@ -163,15 +161,15 @@ def open_semantic(
     skip_corrupt: bool = False,
     notify: Callable[[str], None] = logger.info,
 ) -> SemanticSource:
-    """The images of a split and their labels. Every image must have a mask and every mask an image.
+    """Open the images of a split and their labels. Every image must have a mask and every mask an image.
 
-    split: train or val; also training and validation for ade20k, test for cityscapes, and any name of a folder for
-        the layout folder.
-    classes: their names by label or their number; for the layout folder only, which needs them.
-    ignore_index: for the layout folder, the value in its masks that means "no label". 0: the classes begin at 1, as
-        in ADE20K; else it must follow the values of the classes. None: every pixel has a label.
-    skip_corrupt: leave out images without a mask and masks without an image, and tell ``notify`` how many and which.
-        Files that cannot be read are for `find_corrupt`.
+    split: train or val; also training and validation for ade20k, test for cityscapes, and any folder name for the
+        layout folder.
+    classes: class names by label, or their number; required for the layout folder, and not allowed for others.
+    ignore_index: for the layout folder, the value in its masks that means "no label". With 0 the classes begin at 1, as
+        in ADE20K; any other value must follow those of the classes. None: every pixel has a label.
+    skip_corrupt: leave out images without a mask and masks without an image, and report them to ``notify``. Files that
+        cannot be read are found by `find_corrupt`.
     """
     check_option("layout", layout, LAYOUTS)
     root = Path(root)
@@ -217,7 +215,7 @@ def _class_names(classes: Sequence[str] | int | None) -> tuple[str, ...]:
 
 
 def _values_of_classes(count: int, ignore_index: int | None) -> Values:
-    """Classes one after the other, from 1 on if 0 means "no label"."""
+    """Consecutive values for the classes, from 1 on if 0 means "no label"."""
     first = 0
     if ignore_index is not None:
         check_integer("ignore_index", ignore_index, 0)
@@ -238,13 +236,13 @@ def _values_of_cityscapes() -> Values:
     labels = np.full(256, IGNORE, np.uint8)
     labels[[known.id for known in CITYSCAPES]] = np.arange(len(CITYSCAPES))
     known = np.arange(256) < CITYSCAPES_IDS
-    # a licence plate's id is -1, which is 255 in a byte
+    # the id of licence plates is -1, which is 255 as a byte
     known[255] = True
     return Values(labels, known, f"0 to {CITYSCAPES_IDS - 1} (label ids) or 255 (no label)")
 
 
 def _find_folders(root: Path, split: str) -> tuple[Path, Path]:
-    """Of images and of masks in the layout folder."""
+    """The folders of images and of masks in the layout folder."""
     if not isinstance(split, str) or not split:
         raise UserError(f"split must be the name of a folder, got {split!r}")
     candidates = [(root / split, root / f"{split}annot"), (root / "images" / split, root / "masks" / split)]
@@ -265,9 +263,9 @@ def _pair(
     skip: bool,
     notify: Callable[[str], None],
 ) -> list[tuple[str, str]]:
-    """Paths of images and of their masks, whose names agree but for the ending, sorted.
+    """Pairs of paths of an image and its mask, whose names differ only in the ending, sorted.
 
-    skip: leave out what has no partner, or several.
+    skip: leave out files without a counterpart, and images with the same name.
     """
     endings = tuple(image_endings or get_img_extensions())
     for folder in (image_folder, mask_folder):
@@ -299,11 +297,11 @@ def _pair(
 
 
 def _files(folder: Path, endings: Sequence[str]) -> tuple[dict[str, list[str]], int]:
-    """Files by their path below ``folder`` without the ending, and how many have another ending."""
+    """Files by their path below ``folder`` without the ending, and the number of files with other endings."""
     found, others = defaultdict(list), 0
     for directory, subfolders, names in os.walk(folder, followlinks=True):
         subfolders.sort()
-        # macOS leaves ._name.png files, which are not images
+        # macOS creates ._name.png files, which are not images
         for name in sorted(name for name in names if not name.startswith(".")):
             path = Path(directory, name)
             ending = next((ending for ending in endings if name.lower().endswith(ending.lower())), None)
@@ -320,13 +318,13 @@ def _decode(name: str, content: bytes) -> Image.Image:
 
 
 def _read_mask(name: str) -> NDArray[np.uint8]:
-    """The bytes of a mask [H, W]; of a palette's its indices."""
+    """The byte values of a mask [H, W]; palette indices if it has a palette."""
     content = Path(name).read_bytes()
     mask = _decode(name, content)
     rule = "a mask must be a PNG of one 8-bit channel or of palette indices"
     if mask.format != "PNG":
         raise CorruptMaskError(name, f"{rule}, it is {mask.format}")
-    # of the file's header: Pillow stretches grey of fewer bits to 0..255, which changes the labels
+    # from the header of the file: Pillow scales grey values of fewer bits to 0..255, which changes the labels
     bits = content[24]
     if mask.mode not in ("L", "P") or (mask.mode == "L" and bits != 8):
         raise CorruptMaskError(name, f"{rule}, its mode is {mask.mode} of {bits} bits")

@@ -1,10 +1,11 @@
-"""From a Pillow image and its labels to a normalised float32 tensor [3, H, W] and int64 labels [H, W].
+"""Transforms from a Pillow image and its labels to a normalised float32 tensor [3, H, W] and int64 labels [H, W].
 
-Training follows mmsegmentation's pipeline: random scale, crop, flip, colours, then padding. It differs in details:
+Training follows mmsegmentation's pipeline: random scale, crop, flip, colour distortion, then padding. It differs in
+details:
 
-- images are antialiased where they shrink, and labels take the pixel whose centre is nearest, which keeps them in place
-  on the image; mmsegmentation does not antialias and takes the pixel to the upper left
-- brightness is multiplied by 1 +- 1/8 at most, where mmsegmentation adds +- 32 of 255
+- images are antialiased when downscaled, and labels are those of the pixel whose centre is nearest, which keeps them
+  aligned with the image; mmsegmentation does not antialias and takes the pixel to the upper left
+- brightness is multiplied by a factor of 1 +- 1/8 at most; mmsegmentation adds up to +- 32 of 255
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +19,14 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from softline.checks import check_integer
-from softline.data.images.transforms import IMAGENET_MEAN, IMAGENET_STD, check_part
+from softline.checks import check_integer, check_range
+from softline.data.images.transforms import IMAGENET_MEAN, IMAGENET_STD, check_bounds
 from softline.data.semantic.classes import IGNORE
 from softline.errors import UserError
 
 SemanticTransform = Callable[[Image.Image, NDArray[np.uint8]], tuple[Tensor, Tensor]]
 TRIES = 10
-"""How often a crop that one class fills is drawn again."""
+"""How many times a crop dominated by one class is drawn again."""
 
 
 def semantic_train_transform(
@@ -39,14 +40,16 @@ def semantic_train_transform(
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> SemanticTransform:
-    """Random scale, crop, flip and colours; what is smaller than the crop is padded to the right and below.
+    """Random scale, crop, flip and colour distortion; images smaller than the crop are padded at the right and bottom.
 
     crop: (height, width) of the result.
-    scale: least and greatest factor.
-    base_size: (short side, long side) into which the image is fitted before it is scaled; None keeps its own.
-    largest_share: the part of a crop's labelled pixels that one class may fill. Another crop is drawn else, up to 10
-        times; the last one is taken as it is. 1 takes the first.
-    distort: brightness, contrast, saturation and hue, each with probability 1/2.
+    scale: smallest and largest scale factor.
+    base_size: (short side, long side) into which the image is fitted before it is scaled; None keeps its own size.
+    largest_share: maximum fraction of a crop's labelled pixels that one class may fill; otherwise another crop is
+        drawn, up to 10 times. 1 accepts the first crop.
+    hflip: probability of a horizontal flip.
+    distort: change brightness, contrast, saturation and hue, each with probability 1/2.
+    mean, std: mean and standard deviation of each channel.
 
     Padding is 0 in the image, which is the mean colour, and IGNORE in the labels.
     """
@@ -55,10 +58,9 @@ def semantic_train_transform(
         _check_sides("base_size", base_size)
         if base_size[0] > base_size[1]:
             raise UserError(f"base_size must be (short side, long side), got {base_size}")
-    if len(scale) != 2 or not 0 < scale[0] <= scale[1]:
-        raise UserError(f"scale must be (least, greatest) with 0 < least <= greatest, got {scale}")
-    check_part("largest_share", largest_share)
-    check_part("hflip", hflip)
+    check_bounds("scale", scale)
+    check_range("largest_share", largest_share, 0, 1)
+    check_range("hflip", hflip, 0, 1)
     _check_colours(mean, std)
     steps = [
         RandomScale(scale, base_size),
@@ -78,10 +80,11 @@ def semantic_eval_transform(
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> SemanticTransform:
-    """The whole image; its labels keep their own size, to which a prediction is resized.
+    """The whole image; its labels keep their size, to which predictions are resized.
 
-    short_side: of the image after resizing; None keeps its size.
-    long_side: the most that the long side may become, for a short side less than ``short_side`` if need be.
+    short_side: shorter side of the image after resizing; None keeps its size.
+    long_side: maximum longer side after resizing; it takes precedence over ``short_side``.
+    mean, std: mean and standard deviation of each channel.
     """
     _check_colours(mean, std)
     if short_side is None:
@@ -95,7 +98,7 @@ def semantic_eval_transform(
 
 
 class _Pair:
-    """Applies a transform of torchvision to an image and its labels together."""
+    """Applies a torchvision transform to an image and its labels together."""
 
     def __init__(self, transform: v2.Transform) -> None:
         self.transform = transform
@@ -109,7 +112,7 @@ class _Pair:
 
 
 class RandomScale:
-    """Resize by a random factor, uniform between two bounds."""
+    """Resizes by a random factor, uniform between two bounds."""
 
     def __init__(self, scale: tuple[float, float], base_size: tuple[int, int] | None) -> None:
         self.scale, self.base_size = scale, base_size
@@ -120,16 +123,16 @@ class RandomScale:
         if self.base_size is not None:
             short, long = self.base_size
             factor *= min(short / min(sides), long / max(sides))
-        # a strip of one pixel scaled by a half still has one
+        # a side of one pixel must not become 0
         size = [max(round(side * factor), 1) for side in sides]
         resized = v2.functional.resize(labels.as_subclass(Tensor), size, v2.InterpolationMode.NEAREST_EXACT)
         return v2.functional.resize(image, size), tv_tensors.Mask(resized)
 
 
 class MixedCrop:
-    """Cut out a random part of which no class fills more than ``largest_share``, if some tries find one.
+    """Crops a random part of which no class fills more than ``largest_share``, or the last of several tries.
 
-    Along a side shorter than the crop's everything is kept.
+    A side shorter than the crop's is kept whole.
     """
 
     def __init__(self, crop: tuple[int, int], largest_share: float) -> None:
@@ -147,7 +150,7 @@ class MixedCrop:
 
 
 class PadTo:
-    """Fill up to a size on the right and below."""
+    """Pads to a size at the right and the bottom."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         self.size = size
@@ -159,7 +162,7 @@ class PadTo:
 
 
 class ShortSide:
-    """Resize the image alone."""
+    """Resizes the image but not its labels."""
 
     def __init__(self, short_side: int, long_side: int | None) -> None:
         self.short_side, self.long_side = short_side, long_side
@@ -174,13 +177,13 @@ class ShortSide:
 
 
 def share_of_largest(labels: Tensor) -> float:
-    """The part of the labelled pixels that the most frequent class fills; 1 if no pixel is labelled."""
+    """Fraction of the labelled pixels in the most frequent class; 1 if no pixel is labelled."""
     counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[:IGNORE]
     return float(counts.max() / counts.sum()) if counts.any() else 1.0
 
 
 def colour_distortion() -> v2.Transform:
-    """Each change with probability 1/2, contrast before or after the others."""
+    """Brightness, contrast, saturation and hue, each with probability 1/2; contrast before or after the last two."""
     brightness, contrast, saturation, hue = (
         v2.RandomApply([v2.ColorJitter(**options)], p=0.5)
         for options in ({"brightness": 1 / 8}, {"contrast": 0.5}, {"saturation": 0.5}, {"hue": 0.1})

@@ -1,0 +1,1 @@
+"""Labelled sequences of tokens: the tasks of the Long Range Arena."""

@@ -1,6 +1,7 @@
-"""One label for each image."""
+"""Loss and metrics of classification."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -15,35 +16,29 @@ from softline.engine.task import Loss
 from softline.errors import UserError
 
 
+@dataclass(eq=False)
 class Classification:
-    """Cross-entropy on labels that may be smoothed and, by mixup and cutmix, mixed; top-1 and top-5 accuracy.
+    """Cross-entropy with label smoothing, mixup and cutmix; top-1 and top-5 accuracy.
 
-    train_set, val_set: give (image [C, H, W], label); only what is used must be there.
-    mixup: timm's, which then also smooths.
+    train_set, val_set: datasets of (image [C, H, W], label); the one that is not used may be missing.
+    mixup: timm's Mixup, which then also smooths the labels.
     """
 
+    model: nn.Module
+    classes: Sequence[str]
+    _: KW_ONLY
+    train_set: Dataset[Any] | None = None
+    val_set: Dataset[Any] | None = None
+    mixup: Mixup | None = None
+    smoothing: float = 0.0
+    channels_last: bool = False
     groups: Sequence[int] | None = None
     monitor = "top1"
     unit = "images"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        classes: Sequence[str],
-        *,
-        train_set: Dataset[Any] | None = None,
-        val_set: Dataset[Any] | None = None,
-        mixup: Mixup | None = None,
-        smoothing: float = 0.0,
-        channels_last: bool = False,
-    ) -> None:
-        self.model = model
-        self.train_set = train_set
-        self.val_set = val_set
-        self.classes = tuple(classes)
-        self.mixup = mixup
-        self.smoothing = smoothing
-        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+    @property
+    def layout(self) -> torch.memory_format:
+        return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def collate(self, samples: Sequence[tuple[Tensor, int]]) -> list[Tensor]:
         batch: list[Tensor] = default_collate(list(samples))
@@ -56,7 +51,7 @@ class Classification:
         else:
             if len(images) % 2:
                 raise UserError(f"mixup and cutmix pair images: each process needs an even number, got {len(images)}")
-            # timm mixes in place
+            # timm's Mixup works in place
             images, targets = self.mixup(images.clone(), labels)
             smoothing = 0.0
         logits = model(images.contiguous(memory_format=self.layout)).float()

@@ -12,20 +12,20 @@ from torchvision.utils import draw_segmentation_masks
 
 from softline.tasks.drawing import OPACITY, pillow_font
 
-# what an image's long side has for text and lines of their usual size
+# length of an image's long side for which text and lines have their usual size
 USUAL_SIDE = 640
 
 
 def draw_detections(
     image: Image.Image, found: dict[str, Tensor], classes: Sequence[str], colours: NDArray[np.uint8]
 ) -> Image.Image:
-    """Boxes with their class and score and, where there are any, masks; the best on top.
+    """Draw boxes with class and score, and masks if there are any, the best object on top.
 
     found: boxes [n, 4] as x1, y1, x2, y2 in the image's pixels, labels [n], scores [n], masks [n, H, W] bool.
-    colours: by label, [K, 3]; they begin again if there are more classes.
+    colours: [K, 3] by label; they repeat if there are more classes.
     """
     names = [tuple(int(part) for part in colours[label % len(colours)]) for label in found["labels"].tolist()]
-    # the last drawn covers the others
+    # what is drawn last covers the rest
     order = list(reversed(range(len(names))))
     drawn = image.convert("RGB")
     if "masks" in found and order:
@@ -50,14 +50,14 @@ def _write(
     size: int,
     bounds: tuple[int, int],
 ) -> None:
-    """A text on its colour, above (x, y) where there is room."""
+    """Write a text on a coloured ground, above (x, y) if there is room."""
     font: Any = pillow_font(size)
     left, top, right, bottom = canvas.textbbox((0, 0), text, font=font)
     width, height = right - left + 4, bottom - top + 4
     x = min(max(x, 0), max(bounds[0] - width, 0))
     y = y - height if y >= height else y + 1
     canvas.rectangle((x, y, x + width, y + height), fill=colour)
-    # black or white, whichever is farther from the colour as the eye sees it
+    # black or white, whichever has more contrast to the colour
     bright = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] > 140
     canvas.text((x + 2 - left, y + 2 - top), text, fill="black" if bright else "white", font=font)
 

@@ -1,13 +1,13 @@
 """COCO's average precision of boxes and masks.
 
-torchmetrics gathers what is found, faster-coco-eval counts, and the numbers are those of pycocotools. What torchmetrics
-1.9 would do otherwise, and how it is avoided here:
+torchmetrics collects the detections, faster-coco-eval evaluates them, and the numbers are those of pycocotools. Where
+torchmetrics 1.9 deviates, and how that is avoided here:
 
 - Its thresholds are float32: a recall of exactly 0.3 is below 0.30000001, which moves an average by up to 0.01. COCO's
   own are float64.
 - Between processes it gathers one image at a time, and waits forever when they have unequally many.
-- By masks alone, images without true objects are left out, and what is found there is no mistake. Boxes are always
-  counted here, and with them those images.
+- With masks alone, images without true objects are left out, so that detections in them are not counted as false. Boxes
+  are always counted here, and those images with them.
 - An area of 0 is replaced by the box's; the smallest number above 0 keeps the object among the small ones.
 - It warns of more than 100 detections in an image. COCO's limit is 100 of each class.
 """
@@ -31,7 +31,8 @@ NAMES = {
     "APm": "map_medium",
     "APl": "map_large",
 }
-"""COCO's names: over IoU 0.50 to 0.95, at 0.50, at 0.75; of objects up to 32 x 32, up to 96 x 96, and larger."""
+"""COCO's names for the mean over IoU 0.50 to 0.95, for IoU 0.50 and 0.75, and for small (up to 32 x 32), medium (up to
+96 x 96) and large objects."""
 
 # as pycocotools makes them
 _IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10).tolist()
@@ -41,7 +42,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 class CocoMetrics(MeanAveragePrecision):
-    """AP, AP50, AP75, APs, APm, APl of boxes, and mask_AP, mask_AP50, ... of masks; -1 where there are no such objects.
+    """Average precision AP, AP50, AP75, APs, APm, APl of boxes and mask_AP, ... of masks; -1 without such objects.
 
     Images without objects count, and so do those where nothing is found. Objects are small, medium or large by the area
     of their annotation. The order of images does not matter, nor how they are divided among processes.
@@ -63,10 +64,10 @@ class CocoMetrics(MeanAveragePrecision):
         self.add_state("image_ids", default=[], dist_reduce_fx=None)
 
     def update(self, found: Sequence[dict[str, Tensor]], targets: Sequence[dict[str, Tensor]]) -> None:
-        """Count images.
+        """Count the objects of some images.
 
         found: boxes [n, 4] as x1, y1, x2, y2, labels [n], scores [n] and, if masks are counted, masks [n, H, W] bool.
-        targets: boxes, labels and masks likewise, iscrowd [n], area [n], and image_id, a number.
+        targets: boxes, labels and masks in the same form, iscrowd [n], area [n], and the number image_id.
         """
         shapes = ("boxes", "masks") if self.masks else ("boxes",)
         super().update(
@@ -84,15 +85,15 @@ class CocoMetrics(MeanAveragePrecision):
         return boxes | {f"mask_{name}": values[f"segm_{key}"] for name, key in NAMES.items()}
 
     def _sort(self) -> None:
-        """By id: among detections of one score, pycocotools and faster-coco-eval go by the order of images."""
+        """Sort the images by id, since pycocotools and faster-coco-eval rank equal scores by the order of images."""
         ids = [int(image_id) for image_id in self.image_ids]
         order = sorted(range(len(ids)), key=ids.__getitem__)
         for first, second in itertools.pairwise(order):
             if ids[first] == ids[second]:
-                raise UserError(f"image_id must be another for each image, got {ids[first]} twice")
+                raise UserError(f"image_id must be different for each image, got {ids[first]} twice")
         for name in self._defaults:
             state = getattr(self, name)
-            # masks are not kept where only boxes are counted
+            # masks are missing where only boxes are counted
             if state:
                 setattr(self, name, [state[place] for place in order])
 
@@ -106,14 +107,14 @@ class CocoMetrics(MeanAveragePrecision):
 
 
 def _pick(image: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-    """What is counted of an image, in the types that torchmetrics and its encoder take."""
+    """Pick what is counted of an image, in the types that torchmetrics and its encoder accept."""
     missing = [name for name in names if name not in image]
     if missing:
         raise UserError(f"COCO's metrics need {', '.join(names)} of each image: {', '.join(missing)} is missing")
     picked = {name: image[name].detach().cpu() for name in names}
     picked["boxes"] = picked["boxes"].float().reshape(-1, 4)
     if "masks" in picked:
-        # run lengths are of 0 and 1
+        # run-length encoding wants 0 and 1
         picked["masks"] = picked["masks"].bool().byte()
     if "scores" in picked:
         picked["scores"] = picked["scores"].float()

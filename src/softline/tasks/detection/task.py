@@ -1,6 +1,7 @@
-"""Boxes, and masks, of the objects in images."""
+"""Loss and metrics of detection."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -16,39 +17,30 @@ Target = dict[str, Tensor]
 Batch = tuple[Tensor, list[Tensor], list[Target]]
 
 
+@dataclass(eq=False)
 class Detection:
-    """The sum of a detector's losses; COCO's average precision.
+    """The sum of a detector's losses, and COCO's average precision.
 
     model: follows `softline.heads.detectors.Detector`.
-    train_set, val_set: give (image [3, H, W] in 0..1, target); only what is used must be there. A target has boxes
+    train_set, val_set: datasets of (image [3, H, W] in 0..1, target), of which one may be missing. A target has boxes
         [n, 4] as x1, y1, x2, y2 in pixels, labels [n] from 0 on, image_id [], for evaluation iscrowd [n] and area [n],
         and with ``masks`` masks [n, H, W].
     masks: whether the detector finds masks too.
-    groups: of each training image; batches are made within a group, such as that of wide images.
+    groups: a group number for each training image; a batch has images of one group, such as the wide ones.
     """
 
+    model: nn.Module
+    classes: Sequence[str]
+    _: KW_ONLY
+    train_set: Dataset[Any] | None = None
+    val_set: Dataset[Any] | None = None
+    masks: bool = False
+    groups: Sequence[int] | None = None
     monitor = "AP"
     unit = "images"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        classes: Sequence[str],
-        *,
-        train_set: Dataset[Any] | None = None,
-        val_set: Dataset[Any] | None = None,
-        masks: bool = False,
-        groups: Sequence[int] | None = None,
-    ) -> None:
-        self.model = model
-        self.train_set = train_set
-        self.val_set = val_set
-        self.classes = tuple(classes)
-        self.masks = masks
-        self.groups = groups
-
     def collate(self, samples: Sequence[tuple[Tensor, Target]]) -> Batch:
-        """Ids [B], and images and targets as they are: each image has its own size."""
+        """Return image ids [B], and lists of images and targets, since each image has its own size."""
         for image, target in samples:
             check_target(image, target, classes=len(self.classes), masks=self.masks)
         images, targets = [image for image, _ in samples], [target for _, target in samples]
@@ -75,7 +67,7 @@ class Detection:
 
 
 def check_target(image: Tensor, target: Target, *, classes: int, masks: bool) -> None:
-    """Whether a detector can learn from a target, or be measured by it.
+    """Check that a detector can learn from a target, or be measured by it.
 
     image: [3, H, W].
     """

@@ -62,7 +62,7 @@ class TrainedDetector(Trained):
     def predict(self, paths: Sequence[str], *, score: float = 0.5) -> Iterator[Prediction]:
         """Find objects and draw them.
 
-        score: objects with a lower score are left out.
+        score: only objects with a higher score are kept.
         """
         check_range("--score", score, 0, 1, open_high=True)
         self.model.eval()

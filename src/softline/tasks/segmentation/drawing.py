@@ -12,7 +12,7 @@ from softline.tasks.drawing import OPACITY, pillow_font
 
 
 def draw_labels(image: Image.Image, labels: Tensor, classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
-    """A class for each pixel as a colour over the image, and beside it a legend of the classes that occur.
+    """Colour each pixel by its class, and add a legend of the classes that occur.
 
     labels: [H, W], 0 to K - 1.
     """
@@ -27,7 +27,7 @@ def draw_labels(image: Image.Image, labels: Tensor, classes: Sequence[str], colo
 def _legend(
     shares: Sequence[tuple[int, float]], classes: Sequence[str], colours: NDArray[np.uint8], height: int
 ) -> Image.Image:
-    """A line for each class: its colour, its name, its share of the pixels; as many as fit, the largest first."""
+    """Draw a line for each class with its colour, name and share of the pixels, the largest first, as many as fit."""
     size = max(min(height // 24, 18), 10)
     line, font = size + size // 2, pillow_font(size)
     fitting = max((height - size) // line, 1)

@@ -1,4 +1,4 @@
-"""Metrics of semantic segmentation, all from one matrix of counted pixels."""
+"""Metrics of semantic segmentation, computed from a confusion matrix of pixels."""
 
 import math
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from softline.errors import UserError
 class ClassScore(NamedTuple):
     name: str
     iou: float | None
-    """Pixels of the class that were found / pixels that are of the class or taken for it; None if there are none."""
+    """Intersection over union of the labelled and the predicted pixels; None if there are no such pixels."""
     accuracy: float | None
-    """Pixels of the class that were found / pixels of the class; None if there are none."""
+    """Share of the pixels of the class that were predicted correctly; None if there are none."""
     pixels: int
-    """Of the class."""
+    """Number of pixels of the class."""
 
 
 class SegmentationMetrics(Metric):
-    """mIoU, mean accuracy and pixel accuracy over all pixels of all images together, in 0 to 1.
+    """mIoU, mean accuracy and pixel accuracy from 0 to 1, over all pixels of all images together.
 
-    A class that no pixel has and none is taken for does not count in mIoU; a class that no pixel has does not count in
-    mean accuracy, but has an IoU of 0 where a pixel is taken for it. Pixels without a label (255) count nowhere.
+    A class that is neither labelled nor predicted anywhere is left out of mIoU. A class that is predicted but never
+    labelled has an IoU of 0 and is left out of the mean accuracy. Pixels without a label (255) do not count.
     """
 
     full_state_update = False
@@ -45,7 +45,7 @@ class SegmentationMetrics(Metric):
         self.add_state("confusion", torch.zeros(num_classes, num_classes, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
-        """Count pixels: predicted classes and labels, integers of one shape."""
+        """Count the pixels of predicted classes and labels, two integer tensors of the same shape."""
         if predictions.shape != labels.shape:
             raise UserError(
                 f"predictions must have the shape of the labels {tuple(labels.shape)}, got {tuple(predictions.shape)}"
@@ -59,7 +59,7 @@ class SegmentationMetrics(Metric):
         self.confusion += pixels.view(self.num_classes, self.num_classes)
 
     def compute(self) -> dict[str, Tensor]:
-        """mIoU, mean_accuracy and pixel_accuracy, as scalars."""
+        """Return mIoU, mean_accuracy and pixel_accuracy as scalars."""
         if not self.confusion.any():
             raise UserError(f"no pixel has a label: every one that was counted is {IGNORE}")
         iou, accuracy = _scores(self.confusion)
@@ -67,9 +67,9 @@ class SegmentationMetrics(Metric):
         return {"mIoU": iou.nanmean(), "mean_accuracy": accuracy.nanmean(), "pixel_accuracy": found}
 
     def per_class(self, names: Sequence[str]) -> list[ClassScore]:
-        """One row for each class, over all processes: all must call it.
+        """Return one row for each class, over all processes; all must call it.
 
-        names: of the classes, by label.
+        names: names of the classes by label.
         """
         if len(names) != self.num_classes:
             raise UserError(f"names must be one for each of {self.num_classes} classes, got {len(names)}")
@@ -86,12 +86,12 @@ class SegmentationMetrics(Metric):
 
 
 def _known(scores: Tensor) -> list[float | None]:
-    """None instead of NaN, which is no JSON."""
+    """Replace NaN, which JSON does not have, by None."""
     return [None if math.isnan(score) else score for score in scores.tolist()]
 
 
 def _scores(confusion: Tensor) -> tuple[Tensor, Tensor]:
-    """IoU and accuracy of each class [K]; NaN where there is nothing to divide by."""
+    """Return IoU and accuracy of each class [K]; NaN where the denominator is 0."""
     # float32 is exact up to 2^24 pixels only
     counts = confusion.double()
     found, truth, taken = counts.diagonal(), counts.sum(1), counts.sum(0)

@@ -1,6 +1,7 @@
-"""A class for each pixel."""
+"""Loss, metrics and inference of segmentation."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -16,46 +17,41 @@ from softline.errors import UserError
 from softline.tasks.segmentation.metrics import SegmentationMetrics
 from softline.tasks.segmentation.windows import SlidingWindows
 
-# of the auxiliary head's loss, as in mmsegmentation
+# weight of the auxiliary head's loss, as in mmsegmentation
 AUXILIARY_WEIGHT = 0.4
 
 
-# of which logits are resized at once: 150 classes of a large photograph would take gigabytes
+# classes whose logits are resized at once: all 150 of a large photograph would take gigabytes
 _RESIZED_CLASSES = 16
 
 
+@dataclass(eq=False)
 class Segmentation:
-    """Cross-entropy on the pixels that have a label; mIoU on the pixels of the labels.
+    """Cross-entropy on the pixels that have a label, and mIoU.
 
-    train_set, val_set: give (image [3, H, W], labels [H, W] int64 with 255 for none); only what is used must be there.
-        Training images have one size and their labels the same. Others may differ from each other and from their
-        labels, to whose size the prediction is resized.
-    windows: evaluate in windows; None runs whole images.
+    train_set, val_set: datasets of (image [3, H, W], labels [H, W] int64, 255 for none), of which one may be missing.
+        Training images and labels all have the same size. Validation images may differ in size from each other and from
+        their labels, to whose size the prediction is resized.
+    windows: windows for evaluation; None evaluates whole images.
     """
 
+    model: nn.Module
+    classes: Sequence[str]
+    _: KW_ONLY
+    train_set: Dataset[Any] | None = None
+    val_set: Dataset[Any] | None = None
+    windows: SlidingWindows | None = None
+    channels_last: bool = False
+    groups: Sequence[int] | None = None
     monitor = "mIoU"
     unit = "images"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        classes: Sequence[str],
-        *,
-        train_set: Dataset[Any] | None = None,
-        val_set: Dataset[Any] | None = None,
-        windows: SlidingWindows | None = None,
-        channels_last: bool = False,
-    ) -> None:
-        self.model = model
-        self.train_set = train_set
-        self.val_set = val_set
-        self.groups: Sequence[int] | None = None
-        self.classes = tuple(classes)
-        self.windows = windows
-        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+    @property
+    def layout(self) -> torch.memory_format:
+        return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def collate(self, samples: Sequence[tuple[Tensor, Tensor]]) -> list[Any]:
-        """Numbers [B] that count the samples, images [B, 3, H, W], labels [B, H, W]; lists where sizes differ."""
+        """Return numbers [B] to count samples, images [B, 3, H, W] and labels [B, H, W]; lists if sizes differ."""
         images, labels = zip(*samples, strict=True)
         return [torch.arange(len(samples)), _stack(images), _stack(labels)]
 
@@ -82,7 +78,7 @@ class Segmentation:
             metrics["pixels"].update(_likeliest(logits, tuple(truth.shape)), truth)
 
     def details(self, metrics: MetricCollection) -> dict[str, Any]:
-        """IoU, accuracy and pixels of each class."""
+        """Return IoU, accuracy and number of pixels of each class."""
         metric = metrics["pixels"]
         assert isinstance(metric, SegmentationMetrics), "`metrics` made it"
         return {"classes": [score._asdict() for score in metric.per_class(self.classes)]}
@@ -94,7 +90,7 @@ class Segmentation:
         return facts
 
     def _logits(self, model: nn.Module, images: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
-        """Of each image [K, H, W]; whole images of one size run at once."""
+        """Yield the logits [K, H, W] of each image; whole images of one size run as a batch."""
         if self.windows is None and isinstance(images, Tensor):
             if len(images):
                 yield from model(images.contiguous(memory_format=self.layout))
@@ -103,7 +99,7 @@ class Segmentation:
             yield image_logits(model, image, windows=self.windows)
 
     def _passes(self, images: Tensor | Sequence[Tensor]) -> int:
-        """How often `_logits` runs the model."""
+        """Return how often `_logits` runs the model."""
         if self.windows is None:
             return min(len(images), 1) if isinstance(images, Tensor) else len(images)
         counts = (len(self.windows.places(*image.shape[-2:])) for image in images)
@@ -114,9 +110,10 @@ class Segmentation:
 def predict_labels(
     model: nn.Module, image: Tensor, size: tuple[int, int] | None = None, *, windows: SlidingWindows | None = None
 ) -> Tensor:
-    """An image [3, H, W], normalised -> the class of each pixel [H, W] int64, or at another ``size`` (rows, columns).
+    """Predict the class of each pixel [H, W] int64 of a normalised image [3, H, W].
 
-    model: in evaluation mode.
+    model: must be in evaluation mode.
+    size: rows and columns of the result; defaults to those of the image.
     """
     if model.training:
         raise UserError("predict_labels needs a model in evaluation mode: call model.eval()")
@@ -126,7 +123,7 @@ def predict_labels(
 
 
 def image_logits(model: nn.Module, image: Tensor, *, windows: SlidingWindows | None = None) -> Tensor:
-    """Logits [K, H, W] in float32 of an image [3, H, W]; where windows overlap, their mean."""
+    """Compute the logits [K, H, W] of an image [3, H, W] in float32; where windows overlap, they are averaged."""
     if windows is None:
         return model(image[None])[0].float()
     height, width = image.shape[-2:]
@@ -144,8 +141,9 @@ def image_logits(model: nn.Module, image: Tensor, *, windows: SlidingWindows | N
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over all pixels, in float32, of which those without a label count as 0: as in mmsegmentation, and the same
-    however a batch is divided among processes.
+    """Compute the mean cross-entropy over all pixels in float32, where pixels without a label count as 0.
+
+    mmsegmentation does the same; the result does not depend on how a batch is divided among processes.
 
     logits: [B, K, H, W].
     labels: [B, H, W] int64; 255 for none.
@@ -155,7 +153,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _likeliest(logits: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Logits [K, H, W], resized to ``size`` -> the class of each pixel int64."""
+    """Resize logits [K, H, W] to ``size`` and return the most probable class of each pixel, int64."""
     best = logits.new_full(size, -torch.inf, dtype=torch.float32)
     labels = torch.zeros(size, dtype=torch.int64, device=logits.device)
     for first in range(0, len(logits), _RESIZED_CLASSES):
@@ -182,9 +180,9 @@ def _check_crops(images: Any, labels: Any) -> None:
 
 
 def _keep_in_step(model: nn.Module, image: Tensor, *, passes: int, windows: SlidingWindows | None) -> None:
-    """Let a model that is spread over processes run equally often in all of them, as it must.
+    """Let a sharded model run equally often in all processes, as it must.
 
-    Image sizes decide how often it runs. What this process lacks, it runs on the first part of an image.
+    How often it runs depends on the sizes of the images. A process that has fewer runs repeats a part of an image.
     """
     if not isinstance(model, FSDPModule):
         return

@@ -22,7 +22,7 @@ from softline.weights.renaming import check_keys
 
 def build_sequence(recipe: SequenceRecipe, setup: Setup) -> SequenceClassification:
     data, notify = recipe.data, setup.notify
-    with distributed.first_process_first():
+    with distributed.local_main_process_first():
         train = open_sequences(data, data.train_split, notify=notify, preparing=setup.preparing)
     val = open_sequences(data, data.val_split, notify=notify)
     notify(f"{data.name}: {len(train):,} sequences to train on, {len(val):,} to validate")

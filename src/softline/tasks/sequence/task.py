@@ -1,6 +1,7 @@
-"""One label for each sequence of tokens, or for two that are compared."""
+"""Loss and metrics of sequence classification."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -16,41 +17,32 @@ from softline.errors import UserError
 Sample = tuple[tuple[Tensor, ...], int]
 
 
+@dataclass(eq=False)
 class SequenceClassification:
-    """Cross-entropy; accuracy.
+    """Cross-entropy and accuracy.
 
-    model: token ids [B, parts, N], 0 where there is none, to logits [B, K].
-    train_set, val_set: give (sequences [length] of a sample, label); only what is used must be there.
-    vocabulary: ids are below it.
-    positions: no sequence is longer.
-    parts: sequences of a sample.
-    groups: of each training sample; batches are made within a group, such as that of short sequences.
+    model: maps token ids [B, parts, N], where 0 is padding, to logits [B, K].
+    train_set, val_set: datasets of (sequences [length] of a sample, label), of which one may be missing.
+    vocabulary: token ids are below this number.
+    positions: length of the longest possible sequence.
+    parts: number of sequences in a sample.
+    groups: a group number for each training sample; a batch has samples of one group, such as the short ones.
     """
 
+    model: nn.Module
+    classes: Sequence[str]
+    _: KW_ONLY
+    vocabulary: int
+    positions: int
+    parts: int = 1
+    train_set: Dataset[Any] | None = None
+    val_set: Dataset[Any] | None = None
+    groups: Sequence[int] | None = None
     monitor = "accuracy"
     unit = "sequences"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        classes: Sequence[str],
-        *,
-        vocabulary: int,
-        positions: int,
-        parts: int = 1,
-        train_set: Dataset[Any] | None = None,
-        val_set: Dataset[Any] | None = None,
-        groups: Sequence[int] | None = None,
-    ) -> None:
-        self.model = model
-        self.groups = groups
-        self.classes = tuple(classes)
-        self.vocabulary, self.positions, self.parts = vocabulary, positions, parts
-        self.train_set = train_set
-        self.val_set = val_set
-
     def collate(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-        """Ids [B, parts, N], padded with zeros to the longest sequence, and labels [B]."""
+        """Return token ids [B, parts, N], padded with zeros to the longest sequence, and labels [B]."""
         for sequences, label in samples:
             self._check(sequences, label)
         longest = max(len(part) for sequences, _ in samples for part in sequences)

@@ -1,0 +1,22 @@
+"""Options of a task's own methods, which the command line passes on without knowing the task."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from softline.cli.arguments import pairs
+
+
+def given_options(options: argparse.Namespace, listed: Sequence[str]) -> dict[str, Any]:
+    """Return the options that were given: those that the command lists, and others as YAML values.
+
+    An option without a value is a switch, and true.
+    """
+    from softline.measure.cases import option_value
+
+    given = {name: getattr(options, name) for name in listed}
+    further = {
+        name: True if text is None else option_value(f"--{name.replace('_', '-')}", text)
+        for name, text in pairs(options.overrides).items()
+    }
+    return {name: value for name, value in given.items() if value is not None and value is not False} | further
