@@ -30,7 +30,7 @@ def test_the_map_is_ordered_by_layer():
     assert names == sorted(names, key=LEVEL.__getitem__, reverse=True)
 
 
-def test_packages_named_in_the_text_exist():
+def test_files_named_in_the_text_exist():
     paths = re.findall(r"`(src/softline/[\w/.]+|tests/[\w/.]+|docs/[\w/.-]+)`", CONTRIBUTING)
     assert len(paths) > 10
     root = Path(__file__).parents[1]

@@ -1,6 +1,5 @@
 """The documentation is complete, its code and commands run, and the site loads nothing from other machines."""
 
-import argparse
 import importlib
 import importlib.util
 import inspect
@@ -21,11 +20,10 @@ from PIL import Image
 from softline.attention import ATTENTIONS
 from softline.attention.registry import option_names
 from softline.backbones import MODEL_NAMES
-from softline.cli import COMMANDS, main
-from softline.cli.arguments import split_overrides
+from softline.cli import main, parse
 from softline.engine.reading import list_recipes, load_recipe
 from softline.engine.task import TASKS
-from softline.experiments.presets import PRESETS
+from softline.experiments.presets import PRESETS, load_preset
 from softline.layers.landmarks import create_landmarks
 from softline.ops import soft_attention
 
@@ -305,7 +303,8 @@ def test_the_example_of_a_new_task_runs(monkeypatch, tmp_path):
     assert main(["train", "brightness.yaml", *small]) == 0
     assert main(["evaluate", "runs/brightness/best.pt", "--json", "evaluation.json"]) == 0
     assert {"close", "loss"} <= json.loads(Path("evaluation.json").read_text())["rows"][0]["metrics"].keys()
-    assert main(["predict", "runs/brightness/best.pt", "photograph.png", "--json", "predictions.json"]) == 0
+    predicting = ["predict", "runs/brightness/best.pt", "photograph.png", "--digits", "3"]
+    assert main([*predicting, "--json", "predictions.json"]) == 0
     assert "brightness" in Path("predictions.json").read_text()
     comparing = ["compare", "--recipe", "brightness.yaml", "--attentions", "inline", "--output", "compared"]
     assert main([*comparing, *small]) == 0
@@ -352,14 +351,11 @@ def commands():
 
 @pytest.mark.parametrize("arguments", list(commands()))
 def test_commands_are_understood(arguments):
-    parser = argparse.ArgumentParser(prog="softline", exit_on_error=False)
-    subparsers = parser.add_subparsers(dest="command", required=True)
-    for command in COMMANDS:
-        command.add(subparsers)
-    options, rest = parser.parse_known_args(arguments)
-    assert not rest or options.takes_overrides
-    recipe, overrides = split_overrides(rest) if rest else (None, [])
-    if recipe in list_recipes():
-        load_recipe(recipe, overrides)
+    options = parse(arguments)
+    recipe, preset = (getattr(options, name, None) for name in ("recipe", "preset"))
+    if preset is not None:
+        load_preset(preset, recipe, options.overrides)
+    elif recipe in list_recipes():
+        load_recipe(recipe, options.overrides)
     else:
-        assert recipe is None or options.command != "train" or recipe.endswith(".yaml")
+        assert recipe is None or recipe.endswith(".yaml")

@@ -17,7 +17,6 @@ from PIL import Image
 
 from softline.engine.reading import load_recipe
 from softline.engine.train import train
-from softline.tasks.dense import predict_dense
 from softline.tasks.loading import load_trained
 
 CLASSES = ("person", "cat", "cup", "spoon")
@@ -95,9 +94,8 @@ def find(root: Path, name: str, epochs: int, photograph: str) -> Image.Image:
 
 def draw(checkpoint: str, image: Path) -> Image.Image:
     trained = load_trained(checkpoint)
-    assert trained.recipe is not None, "softline trained it"
-    (drawn,) = predict_dense(trained.model, trained.classes, trained.recipe, [str(image)])
-    return drawn.image
+    (drawn,) = trained.predict([str(image)])
+    return drawn.images[""]
 
 
 def side_by_side(*images: Image.Image) -> Image.Image:

@@ -36,8 +36,7 @@ def check_number(name: str, value: object, least: float) -> None:
 
 
 def check_index(name: str, index: int, count: int) -> None:
-    if not 0 <= index < count:
-        raise UserError(f"{name} must be at least 0 and below {count}, got {index}")
+    check_range(name, index, 0, count, open_high=True)
 
 
 def check_range(

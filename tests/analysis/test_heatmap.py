@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from softline.analysis.heatmap import _to_finer, cell_at, heat_maps, plot_heat_maps, query_map, rollout
+from softline.analysis.heatmap import cell_at, heat_maps, plot_heat_maps, query_map, rollout, spread_to_finer
 from softline.backbones.inspection import find_backbone
 from tests.analysis.conftest import make_subject
 
@@ -82,11 +82,11 @@ def test_shares_stay_on_their_part_of_the_image():
     assert (fine.grid_size, coarse.grid_size) == ((7, 7), (4, 4))
     share = torch.zeros(1, 16)
     share[0, 4 * 1 + 3] = 1  # from 1/4 to 1/2 of the height, the last quarter of the width
-    grid = _to_finer(share, coarse, fine).reshape(7, 7)
+    grid = spread_to_finer(share, coarse, fine).reshape(7, 7)
     # rows 1.75 to 3.5 of 7, columns 5.25 to 7
     rows, columns = torch.tensor([0, 0.25, 1, 0.5, 0, 0, 0]) / 1.75, torch.tensor([0, 0, 0, 0, 0, 0.75, 1]) / 1.75
     torch.testing.assert_close(grid, rows[:, None] * columns)
-    even = _to_finer(torch.full((1, 16), 1 / 16), coarse, fine)
+    even = spread_to_finer(torch.full((1, 16), 1 / 16), coarse, fine)
     torch.testing.assert_close(even, torch.full((1, 49), 1 / 49))
 
 

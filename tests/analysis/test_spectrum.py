@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from softline.analysis.newton import landmark_matrix, soft_layers
-from softline.analysis.spectrum import Norms, Spectrum, growing_sizes, plot_spectrum, spectrum, uncapped
+from softline.analysis.spectrum import Norms, Spectrum, growing_sizes, plot_spectrum, spectrum
 from tests.analysis.conftest import make_subject
 
 
@@ -45,14 +45,10 @@ def test_the_normalised_attention_is_that_of_softpp(pictures):
     assert norms.attention_normalized == pytest.approx(float(torch.linalg.matrix_norm(weights, ord=2).mean()), rel=1e-3)
 
 
-def test_the_cap_is_lifted_and_put_back():
-    layer = soft_layers(make_subject())[0]
-    plan = layer.attention.core.landmarks.plan
-    before = plan.cap
-    with uncapped(layer):
-        during = plan.cap
-    assert during is None
-    assert plan.cap == before == (7, 7)
+def test_landmarks_grow_with_the_image_although_the_layer_has_a_cap(pictures):
+    found = spectrum(make_subject(), pictures[:1], sizes=[32, 48])
+    assert [norm.landmarks for norm in found.norms] == [8 * 8, 12 * 12]
+    assert len(found.eigenvalues[0].mean) == 7 * 7
 
 
 def test_images_grow_by_whole_cells():

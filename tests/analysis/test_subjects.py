@@ -4,20 +4,18 @@ from PIL import Image
 
 from softline.analysis.subjects import choose_pictures, open_subject, open_subjects, read_pictures
 from softline.data.images.photographs import PHOTOGRAPHS, open_photograph
-from softline.engine.reading import load_recipe
 from softline.engine.train import train
-
-QUICK = ["--schedule.epochs", "0.02", "--schedule.warmup_epochs", "0", "--batch_size", "16"]
+from tests.engine.small import small_recipe, write_images
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two runs of a few steps."""
+    """Two runs of a few steps, on images of three classes."""
     root = tmp_path_factory.mktemp("runs")
+    write_images(root, train=4, val=6, classes=("dark", "grey", "light"))
     for attention in ("softpp", "inline"):
-        options = f'{{"in_chans": 1, "img_size": 28, "attention": "{attention}"}}'
-        output = ["--output", str(root / attention / "seed0"), "--model.options", options]
-        train(load_recipe("quickstart", [*QUICK, *output]))
+        options = [f"--model.options.attention={attention}", f"--output={root / attention / 'seed0'}"]
+        train(small_recipe(root, "--schedule.epochs=1", *options))
     return root
 
 
@@ -25,13 +23,13 @@ def test_a_checkpoint_brings_its_classes_images_and_settings(runs):
     subject = open_subject(str(runs / "softpp" / "seed0" / "last.pt"))
     assert subject.name == "softpp_micro"
     assert subject.trained
-    assert len(subject.classes) == 10
-    pictures = choose_pictures(subject, [], 5)
-    assert [picture.label for picture in pictures] == [0, 2, 4, 6, 8]
-    assert subject.prepare(pictures[0].image).shape == (1, 28, 28)
+    assert subject.classes == ("dark", "grey", "light")
+    pictures = choose_pictures(subject, [], 6)
+    assert [picture.label for picture in pictures] == [0, 0, 1, 1, 2, 2]
+    assert subject.prepare(pictures[0].image).shape == (3, 16, 16)
     seen, logits = subject.look(subject.prepare(pictures[0].image, 56)[None])
     assert seen[0].grid_size == (14, 14)
-    assert logits.shape == (1, 10)
+    assert logits.shape == (1, 3)
 
 
 def test_checkpoints_are_called_by_what_tells_them_apart(runs):

@@ -24,12 +24,15 @@ def test_the_input_of_a_layer_is_what_its_attention_saw():
     torch.testing.assert_close(output, model(images))
 
 
-def test_no_hook_is_left_behind_even_by_a_failure():
-    model = micro()
-    look(model, torch.randn(1, 1, 28, 28), attention_layers(model))
-    with pytest.raises(ValueError, match="images must have shape"):
-        look(model, torch.randn(1, 3, 28, 28), attention_layers(model))
-    assert not any(module._forward_pre_hooks for module in model.modules())
+@torch.no_grad()
+def test_models_that_hide_their_layers_are_refused():
+    model, images = micro(), torch.randn(1, 1, 28, 28)
+    compiled = torch.compile(model, backend="eager")
+    compiled(images)
+    with pytest.raises(ValueError, match="stage 1, block 1 did not run where it can be seen: pass the model before"):
+        look(compiled, images, attention_layers(model))
+    with pytest.raises(ValueError, match="eval mode"):
+        look(model.train(), images, attention_layers(model))
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)

@@ -145,7 +145,7 @@ def test_the_two_sequences_of_a_sample_are_compared():
         (lambda: encoder("soft", positions=2)(sequence(3)), r"at most 2 tokens \(positions\), got 3"),
         (lambda: SequenceClassifier(encoder("soft"), 2)(sequence(8)), r"tokens must be \[B, 1, N\], got \(1, 8\)"),
         (lambda: SequenceClassifier(encoder("soft"), 2, parts=3), "1 sequence, or 2 to compare, got 3"),
-        (lambda: encoder("soft", dropout=1.0), r"dropout must be below 1, got 1\.0"),
+        (lambda: encoder("soft", dropout=1.0), r"dropout must be at least 0 and below 1, got 1\.0"),
         (lambda: encoder("soft", positions=0), "positions must be at least 1, got 0"),
         (lambda: encoder("softest"), "softest"),
     ],

@@ -39,7 +39,7 @@ def test_a_trained_model_keeps_its_attention(tmp_path):
 
 
 def test_directories_without_checkpoints_and_missing_ones_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"has no best\.pt in it or below"):
+    with pytest.raises(ValueError, match=r"there is no best\.pt in .* or below"):
         find_choices([str(tmp_path)])
     with pytest.raises(ValueError, match=r"no such checkpoint or directory: .*missing"):
         find_choices([str(tmp_path / "missing")])

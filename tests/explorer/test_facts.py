@@ -41,10 +41,10 @@ def test_names_from_a_checkpoint_are_not_html():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"trained": False, "predictions": ()}, "this model is untrained, its weights are random"),
-        ({"predictions": ()}, "this model names no classes"),
+        ({"trained": False, "predictions": ()}, "this model is not trained, its weights are random"),
+        ({"predictions": ()}, "this model has no class names"),
         ({"tokens": 3137}, "56 x 56 and a class token"),
-        ({"mass": None, "mean_mass": None}, "all: there are no others"),
+        ({"mass": None, "mean_mass": None}, "all of it: there are no other patches"),
     ],
 )
 def test_what_is_missing_is_said(change, text):

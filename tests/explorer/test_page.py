@@ -22,9 +22,14 @@ def warned(monkeypatch):
     return texts
 
 
+@pytest.fixture(scope="module")
+def explorer():
+    return Explorer(find_choices([]))
+
+
 @pytest.fixture
-def page(tmp_path):
-    return Page(Explorer(find_choices([])), tmp_path)
+def page(explorer, tmp_path):
+    return Page(explorer, tmp_path)
 
 
 def test_both_sides_and_the_photograph_are_shown(page):
@@ -99,8 +104,8 @@ def test_a_click_without_a_place_changes_nothing_but_says_so(page, warned, data)
     [
         (("cat", 64, "/etc/passwd", OWN, 0, MEAN), "/etc/passwd"),
         (("cat", 64, MICRO, "nonsense", 0, MEAN), "nonsense"),
-        (("cat", 64, MICRO, OWN, "x", MEAN), "a layer and a head are numbers"),
-        (("cat", 64, MICRO, OWN, 0, None), "a layer and a head are numbers"),
+        (("cat", 64, MICRO, OWN, "x", MEAN), "layers and heads are numbers"),
+        (("cat", 64, MICRO, OWN, 0, None), "layers and heads are numbers"),
         (("cat", 64, [MICRO], OWN, 0, MEAN), "choose one model"),
         (("cat", 64, None, OWN, 0, MEAN), "choose one model"),
         (("dog", 64, *ASKED), "there is no photograph"),
@@ -145,14 +150,14 @@ def test_a_refused_upload_leaves_the_page_as_it_is(page, tmp_path, warned):
 @pytest.mark.parametrize("upload", [None, "x", {}, {"path": 5}, {"path": "/etc/passwd"}, {"path": "../x"}])
 def test_a_forged_upload_is_refused(page, warned, upload):
     page.receive(upload)
-    assert warned == ["only files that were uploaded here are read"]
+    assert warned == ["only files that were uploaded to this page are read"]
 
 
 def test_a_link_out_of_the_folder_is_refused(page, tmp_path_factory, tmp_path, warned):
     secret = write_photo(tmp_path_factory.mktemp("elsewhere") / "secret.png")
     (tmp_path / "link.png").symlink_to(secret)
     page.receive({"path": str(tmp_path / "link.png")})
-    assert warned == ["only files that were uploaded here are read"]
+    assert warned == ["only files that were uploaded to this page are read"]
 
 
 def test_details_come_for_both_sides_and_are_compared(page):
@@ -178,7 +183,7 @@ def test_checkpoints_come_first(checkpoint, tmp_path):
 def test_values_of_the_browser_are_read():
     assert read_asked("m", "a", 2, 1) == Asked("m", "a", 2, 1)
     assert read_asked("m", "a", 2, MEAN).head is None
-    assert read_click({"index": [0, 560]}) == (0, 1)
+    assert read_click(gr.EventData(None, {"index": [0, 560]})) == (0, 1)
 
 
 @pytest.mark.parametrize(

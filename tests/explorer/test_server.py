@@ -211,7 +211,7 @@ def test_forged_numbers_leave_no_traceback(server, client):
     _, messages = send(client, "click", SHOW, event_data={"index": [huge, 1], "value": None})
     result(messages)
     (text,) = warnings_of(messages)
-    assert "outside of the picture" in text
+    assert "is outside of the picture" in text
     body = {"data": SHOW, "fn_index": 999, "session_hash": uuid.uuid4().hex}
     assert client.post(f"{API}/queue/join", json=body).status_code == 403
     assert "Traceback" not in server.log.read_text()

@@ -13,6 +13,7 @@ from softline.data.images.photographs import open_photograph
 from softline.explorer import view
 from softline.explorer.catalog import OWN, Choice, find_choices
 from softline.explorer.view import Asked, Explorer, square_photo
+from softline.plotting.contrast import contrast
 
 MICRO = "softpp_micro (untrained)"
 CENTRE = (0.5, 0.5)
@@ -23,7 +24,7 @@ def cat():
     return square_photo("cat", open_photograph("cat"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def explorer():
     return Explorer(find_choices([]))
 
@@ -37,7 +38,7 @@ def test_the_map_is_that_of_the_analysis(explorer, cat, monkeypatch):
     given = subject.look(subject.prepare(cat.image, 64)[None])[0][1]
     row, column = int(0.9 * given.grid_size[0]), int(0.3 * given.grid_size[1])
     assert drawn["cell"] == (row, column)
-    expected = view.contrast(query_map(given, given.token(row, column), head=0))
+    expected = contrast(query_map(given, given.token(row, column), head=0))
     torch.testing.assert_close(drawn["contrast"], expected)
 
 
@@ -137,8 +138,8 @@ def test_what_would_take_minutes_is_not_begun_but_counted(explorer, cat, monkeyp
     assert cost.macs > 20**2 * cost.usual_macs / 4
 
 
-def test_weights_that_do_not_fit_in_memory_are_not_made(explorer, cat, monkeypatch):
-    asked = Asked("inline_pvt_tiny (untrained)", "softmax")
+def test_weights_that_do_not_fit_in_memory_are_not_made(cat, monkeypatch):
+    explorer, asked = Explorer(find_choices([])), Asked("inline_pvt_tiny (untrained)", "softmax")
     # as an attention of another package, which only promises all weights
     monkeypatch.delattr("softline.backbones.pvt.SpatialReductionAttention.rows")
     monkeypatch.setattr(view, "MAX_TENSOR_BYTES", 4 * 16**4 - 1)
@@ -148,12 +149,12 @@ def test_weights_that_do_not_fit_in_memory_are_not_made(explorer, cat, monkeypat
 
 def test_details_are_found_once(explorer, monkeypatch):
     asked = Asked(MICRO)
-    assert explorer.known_details(asked, 64) is None
-    details = explorer.details(asked, 64)
+    assert explorer.known_details(asked, 68) is None
+    details = explorer.details(asked, 68)
     assert details.cost.macs < details.cost.usual_macs
     assert details.time.seconds > 0
     monkeypatch.setattr(view, "need", lambda *_: pytest.fail("counted again"))
-    assert explorer.known_details(asked, 64) == explorer.details(asked, 64) == details
+    assert explorer.known_details(asked, 68) == explorer.details(asked, 68) == details
 
 
 def test_a_model_that_does_not_take_the_usual_size_has_a_cost_at_others(explorer):

@@ -99,7 +99,7 @@ def test_gradients_reach_every_image_of_a_padded_batch():
 @pytest.mark.parametrize(
     ("shape", "sizes", "message"),
     [
-        ((2, 3, 64, 64), [(64, 64)], "one for each of 2 images, got 1"),
+        ((2, 3, 64, 64), [(64, 64)], r"sizes must have one entry per image \(2\), got 1"),
         ((1, 3, 60, 64), [(60, 64)], "padded to multiples of 32, got 60 x 64"),
         ((1, 3, 64, 64), [(65, 64)], "within the images' 64 x 64, got 65 x 64"),
         ((1, 3, 64, 64), [(0, 64)], "within the images' 64 x 64, got 0 x 64"),

@@ -125,7 +125,7 @@ def test_training_upernet_on_one_image_is_refused():
 def test_bad_options_are_named():
     for width in (32, 80):
         with pytest.raises(
-            ValueError, match=rf"head_channels must be 2, 3, \.\.\. times 32, for GroupNorm, got {width}"
+            ValueError, match=rf"head_channels must be a multiple of 32, at least 64, for GroupNorm, got {width}"
         ):
             semantic_fpn(body(), 5, head_channels=width)
     with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):

@@ -31,11 +31,11 @@ def build(sampling: str, **options: object) -> torch.nn.Module:
         ((100, 1), (4, 1), None, 25),
     ],
 )
-@every_sampling
-def test_number_of_landmarks(sampling, grid_size, ratio, cap, expected):
-    landmarks, mask = build(sampling, ratio=ratio, max_landmarks=cap)(queries(*grid_size), grid_size)
-    assert landmarks.shape == (2, 3, expected, 8)
-    assert mask is None
+def test_number_of_landmarks(grid_size, ratio, cap, expected):
+    for sampling in SAMPLINGS:
+        landmarks, mask = build(sampling, ratio=ratio, max_landmarks=cap)(queries(*grid_size), grid_size)
+        assert landmarks.shape == (2, 3, expected, 8), sampling
+        assert mask is None
 
 
 @pytest.mark.parametrize(("grid_size", "cap"), [((56, 56), 7), ((56, 56), None), ((60, 43), None)])
@@ -101,8 +101,7 @@ def test_random_landmarks_are_spread_evenly():
 
 
 @every_sampling
-@pytest.mark.parametrize("cap", [7, 3, None])
-@pytest.mark.parametrize("ratio", [1, 2])
+@pytest.mark.parametrize(("cap", "ratio"), [(7, 2), (3, 1), (None, 2)])
 def test_a_padded_grid_has_the_landmarks_of_the_grid_alone(sampling, cap, ratio):
     """Padding at the bottom and at the right, and a different size for each sample."""
     module, q = build(sampling, ratio=ratio, max_landmarks=cap), queries(11, 13)

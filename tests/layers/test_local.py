@@ -2,7 +2,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from softline.layers import local
 from softline.layers.local import LocalResidual, ValueConv
 from tests.support import value_and_gradients
 
@@ -47,9 +46,6 @@ def test_local_residual_of_other_kernels_equals_a_convolution_by_its_prediction(
         expected = F.conv2d(maps[sample], weight, padding=(rows // 2, columns // 2), groups=6)
         found = residual(x, v, (4, 7))[sample].mT.flatten(0, 1).unflatten(-1, (4, 7))
         torch.testing.assert_close(found, expected)
-    planes = torch.randn(2, 6, 4, 7, dtype=torch.float64)
-    weight = torch.randn(12, 1, rows, columns, dtype=torch.float64)
-    torch.testing.assert_close(local._shifted_sum(planes, weight), local._grouped_convolution(planes, weight))
 
 
 def test_kernels_must_be_odd():
@@ -99,14 +95,19 @@ def test_even_kernels_are_refused():
         ValueConv(2, 3, 4)
 
 
-@pytest.mark.parametrize("large_map", [0, local.LARGE_MAP], ids=["sample by sample", "all samples at once"])
-@pytest.mark.parametrize("size", [(1, 1), (5, 3), (8, 8)])
-def test_nine_shifted_maps_equal_the_grouped_convolution(monkeypatch, size, large_map):
-    """Graphs compute the one, eager execution the other: values and gradients."""
-    monkeypatch.setattr(local, "LARGE_MAP", large_map)
-    planes = torch.randn(3, 4, *size, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
-    kernels = torch.randn(12, 1, 3, 3, dtype=torch.float64)
-    shifted = value_and_gradients(local._shifted_sum, planes, kernels)
-    grouped = value_and_gradients(local._grouped_convolution, planes, kernels)
-    for one, other in zip(shifted, grouped, strict=True):
+@pytest.mark.parametrize(
+    ("grid_size", "kernel_size"),
+    [((1, 1), 3), ((5, 3), (1, 3)), ((16, 16), 3)],
+    ids=["one token", "kernels of one row", "sample by sample"],
+)
+def test_a_graph_computes_what_eager_execution_does(grid_size, kernel_size):
+    """Sums of shifted maps there, a grouped convolution here, which takes large maps sample by sample."""
+    residual = LocalResidual(64, 2, kernel_size=kernel_size).double()
+    tokens = grid_size[0] * grid_size[1]
+    x, v = torch.randn(3, tokens, 64).double(), torch.randn(3, 2, tokens, 32).double()
+    torch.compiler.reset()
+    compiled = torch.compile(residual, fullgraph=True, backend="eager")
+    eager = value_and_gradients(lambda x, v: residual(x, v, grid_size), x, v)
+    graph = value_and_gradients(lambda x, v: compiled(x, v, grid_size), x, v)
+    for one, other in zip(graph, eager, strict=True):
         torch.testing.assert_close(one, other)

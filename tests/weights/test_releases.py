@@ -152,9 +152,9 @@ def test_convert_does_not_overwrite_and_asks_when_unsure(tmp_path, capsys):
     torch.save(model.state_dict(), tmp_path / "ours.pth")
     (tmp_path / "there").mkdir()
     assert main(["convert", str(tmp_path / "ours.pth"), str(tmp_path / "there")]) == 2
-    assert "exists already; name a new directory" in capsys.readouterr().err
+    assert "exists already; choose another directory" in capsys.readouterr().err
     assert main(["convert", str(tmp_path / "ours.pth"), str(tmp_path / "new")]) == 2
-    assert "could be any of soft_release_tiny, softpp_release_tiny: say which" in capsys.readouterr().err
+    assert "could be any of soft_release_tiny, softpp_release_tiny: choose one" in capsys.readouterr().err
     assert main(["convert", str(tmp_path / "ours.pth"), str(tmp_path / "new"), "--model", "soft_release_tiny"]) == 0
     assert main(["convert", str(tmp_path / "ours.pth"), str(tmp_path / "new2"), "--model", "inline_deit_tiny"]) == 2
     assert "not a state dict of inline_deit_tiny" in capsys.readouterr().err

@@ -125,7 +125,7 @@ def rollout(backbone: Backbone, seen: Sequence[LayerInput]) -> Tensor:
         if before is None:
             break
         if before.grid_size != given.grid_size or before.layer.prefix != given.layer.prefix:
-            share = _to_finer(share, given, before)
+            share = spread_to_finer(share, given, before)
     grid = given.on_grid(share)
     return divide(grid, grid.sum((1, 2), keepdim=True)).cpu()
 
@@ -140,7 +140,7 @@ def _through(given: LayerInput, share: Tensor) -> Tensor:
     return gathered
 
 
-def _to_finer(share: Tensor, given: LayerInput, before: LayerInput) -> Tensor:
+def spread_to_finer(share: Tensor, given: LayerInput, before: LayerInput) -> Tensor:
     """From the shares of a stage's tokens to those of the previous stage's, on the same part of the image.
 
     Class tokens begin with their stage: their share is dropped.

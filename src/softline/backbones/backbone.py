@@ -316,7 +316,7 @@ def per_stage(attention: AttentionChoice, count: int) -> list[str]:
     """Return one attention name per stage."""
     names = [attention] * count if isinstance(attention, str) else list(attention)
     if len(names) != count:
-        raise UserError(f"attention must be one name, or a name for each of {count} stages, got {attention!r}")
+        raise UserError(f"attention must be one name, or one for each of {count} stages, got {attention!r}")
     for name in names:
         check_option("attention", name, ATTENTIONS)
     return names
@@ -354,11 +354,20 @@ def grid_of(img_size: int | GridSize, reduction: int) -> GridSize:
     return -(-height // reduction), -(-width // reduction)
 
 
-def least_image(names: Sequence[str], ratios: Sequence[int | GridSize], strides: Sequence[int]) -> int:
-    """Smallest image side for which every stage with landmarks has at least one landmark cell in its grid."""
+def least_image(
+    names: Sequence[str],
+    ratios: Sequence[int | GridSize],
+    strides: Sequence[int],
+    attention_options: Mapping[str, Any] | None,
+) -> int:
+    """Smallest image side for which every stage with landmarks has at least one landmark cell in its grid.
+
+    attention_options: its ``ratio``, if any, overrides ``ratios``.
+    """
     sizes = [1]
     for name, ratio, stride in zip(names, ratios, strides, strict=True):
         if "ratio" in (option_names(name) or []):
+            ratio = (attention_options or {}).get("ratio", ratio)
             sizes.append((max(as_pair("ratio", ratio)) - 1) * stride + 1)
     return max(sizes)
 

@@ -88,7 +88,7 @@ def deit_backbone(
         norm=nn.LayerNorm(embed_dim, eps=1e-6),
         in_chans=in_chans,
         img_size=img_size,
-        min_size=least_image(names, [options.get("ratio", LANDMARK_RATIO)] * depth, [patch_size] * depth),
+        min_size=least_image(names, [LANDMARK_RATIO] * depth, [patch_size] * depth, attention_options),
         **head,
     )
 

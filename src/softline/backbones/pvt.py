@@ -215,7 +215,7 @@ def pvt_backbone(
         norm=nn.Identity(),
         in_chans=in_chans,
         img_size=img_size,
-        min_size=least_image(names, [(attention_options or {}).get("ratio", r) for r in sr_ratios], STRIDES),
+        min_size=least_image(names, sr_ratios, STRIDES, attention_options),
         **head,
     )
 

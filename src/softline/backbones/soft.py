@@ -122,7 +122,7 @@ def soft_backbone(
         norm=nn.LayerNorm(embed_dims[3], eps=1e-6),
         in_chans=in_chans,
         img_size=img_size,
-        min_size=least_image(names, [(attention_options or {}).get("ratio", r) for r in ratios], STRIDES),
+        min_size=least_image(names, ratios, STRIDES, attention_options),
         **head,
     )
 

@@ -61,7 +61,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser, command = _parsers(named)
-    known, overrides = list(arguments), []
+    known = list(arguments)
+    overrides: list[str] = []
     if command is not None and command.takes_overrides:
         known, overrides = split_overrides(arguments, command.flags)
     options, rest = parser.parse_known_args(known)

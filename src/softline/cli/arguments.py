@@ -1,6 +1,7 @@
 """The parser of all commands, and arguments that several of them have."""
 
 import argparse
+import functools
 import shutil
 import textwrap
 from collections.abc import Callable, Collection, Sequence
@@ -21,7 +22,9 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         self.flags: set[str] = set()
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault(
+            "formatter_class", functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)
+        )
         super().__init__(**options)
         self.describe(self.description or "")
         self.add_argument(
@@ -108,6 +111,15 @@ def integers(text: str) -> list[int]:
 
 def names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def add_checkpoint(parser: Parser) -> None:
+    parser.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a .pt file of `softline train`, a directory that timm saved, or the name of a model that has published "
+        "weights",
+    )
 
 
 def add_attentions(parser: Parser, *, default: Sequence[str] = ("softmax", "softpp", "inline")) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from softline.checks import check_integer
-from softline.cli.arguments import Parser, check_parent, integers
+from softline.cli.arguments import Parser, add_checkpoint, check_parent, integers
 from softline.cli.processes import told_once
 from softline.cli.progress import Progress
-from softline.cli.task_options import given_options
 from softline.cli.table import Table, format_table, is_loss, percent
+from softline.cli.task_options import given_options
 from softline.files import write_json
 
 if TYPE_CHECKING:
@@ -26,26 +26,25 @@ MOST_COLUMNS = 4
 def add_arguments(parser: Parser) -> None:
     parser.describe(
         """Measure a trained model. Classifiers: top-1 and top-5 accuracy. Detectors: COCO's average precision of boxes
-        and masks. Segmenters: mIoU, and a line for each class. Sequence models: accuracy. All: samples per second. Under
-        torchrun, the processes share the data, and every sample counts once.""",
+        and masks. Segmenters: mIoU, and a line for each class. Sequence models: accuracy. All: samples per second.
+        Under torchrun, the processes share the data, and every sample counts once.""",
         usage="softline evaluate CHECKPOINT [DATA] [--json PATH] [--OPTION VALUE ...]",
         epilog="""\
             examples:
               softline evaluate runs/softpp/best.pt /data/imagenet --sizes 224,384
               softline evaluate runs/retinanet/best.pt --json results.json
+
+            A model refuses options that have no meaning for it. Tasks of other packages can have options that are not
+            listed here; their values are YAML.
             """,
     )
-    parser.add_argument(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        help="a .pt file of `softline train`, a directory that timm saved, or the name of a model with published weights",
-    )
+    add_checkpoint(parser)
     parser.add_argument(
         "data",
         nargs="?",
         metavar="DATA",
-        help="for classifiers embedded, fashion-mnist, a directory, a .tar file or a name that timm.data reads; for other "
-        "models a directory as in their recipes (default: the validation data of the training)",
+        help="where the data is. Classifiers need it: embedded, fashion-mnist, a directory, a .tar file or a name that "
+        "timm.data reads. For other models it is a directory as in their recipes (default: the data of the training)",
     )
     parser.add_argument("--split", metavar="NAME", help="part of the data (default: the validation split)")
     parser.add_argument(
@@ -96,7 +95,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     given = given_options(options, TASK_OPTIONS)
     check_options(trained.evaluate, given, kind=trained.kind)
     accelerator = distributed.start(precision=options.precision)
-    rows = []
+    rows: list[dict[str, Any]] = []
     with Progress() as progress:
 
         def say(text: str) -> None:

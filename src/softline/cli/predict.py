@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from softline.cli.arguments import Parser, check_parent
+from softline.cli.arguments import Parser, add_checkpoint, check_parent
 from softline.cli.task_options import given_options
 from softline.errors import UserError
 from softline.files import make_directory, write_json, write_whole
@@ -28,19 +28,18 @@ def add_arguments(parser: Parser) -> None:
             examples:
               softline predict runs/softpp/best.pt cat.jpg dog.jpg --top 3
               softline predict runs/retinanet/best.pt street.jpg --out drawn --score 0.3
+
+            A model refuses options that have no meaning for it. Tasks of other packages can have options that are not
+            listed here; their values are YAML.
             """,
     )
-    parser.add_argument(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        help="a .pt file of `softline train`, a directory that timm saved, or the name of a model with published weights",
-    )
+    add_checkpoint(parser)
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
     parser.add_argument("--top", type=int, metavar="K", help="number of classes to print, for classifiers (default: 5)")
     parser.add_argument(
         "--score", type=float, metavar="S", help="leave out objects with a lower score, for detectors (default: 0.5)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="directory for the drawings of detectors and segmenters")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="directory for what detectors and segmenters draw")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the predictions to this file")
     parser.take_overrides()
     parser.set_defaults(run=run)

@@ -89,8 +89,8 @@ class Progress:
         label = f"{name:<{width}}  " if width else ""
         free = _columns(self.stream) - len(label) - (len("100 %  ") if with_bar else 0) - 1
         text = text[: max(free, 0)]
-        free -= len(text) + 2
-        bar = f"{{bar:{min(free, BAR_WIDTH)}}}  " if free >= 4 else ""
+        free -= len(text) + len("||  ")
+        bar = f"|{{bar:{min(free, BAR_WIDTH)}}}|  " if free >= 4 else ""
         return _literal(label) + (f"{{percentage:3.0f}} %  {bar}" if with_bar else "") + _literal(text)
 
     # training runs
@@ -140,16 +140,14 @@ class Progress:
     def _start(self, event: "Started", run: str) -> None:
         self.end(run)
         self.started[run] = time.monotonic(), event
-        if run:
-            self.show(run, "starting", done=event.start_step, total=event.steps)
-            return
-        several = f"{event.processes} processes on " if event.processes > 1 else ""
-        self.say(
-            f"{event.model}: {event.parameters / 1e6:.2f} M parameters, {several}{event.device}, to {event.output}"
-        )
-        epochs = event.steps / event.steps_per_epoch
-        resumed = f", from step {event.start_step}" if event.start_step else ""
-        self.say(f"{event.steps} steps, {epochs:.4g} epochs of {event.steps_per_epoch}{resumed}")
+        if not run:
+            several = f"{event.processes} processes on " if event.processes > 1 else ""
+            size = f"{event.parameters / 1e6:.2f} M parameters"
+            self.say(f"{event.model}: {size}, {several}{event.device}, to {event.output}")
+            epochs = event.steps / event.steps_per_epoch
+            resumed = f", from step {event.start_step}" if event.start_step else ""
+            self.say(f"{event.steps} steps, {epochs:.4g} epochs of {event.steps_per_epoch}{resumed}")
+        self.show(run, "the first steps", done=event.start_step, total=event.steps)
 
     def _step(self, event: "Stepped", run: str) -> None:
         logs = "".join(f"  {name} {value:.3f}" for name, value in event.logs.items())
@@ -174,9 +172,9 @@ class Progress:
 
 @functools.cache
 def _bar_class() -> Any:
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
-    class Bar(tqdm):  # type: ignore[type-arg]
+    class Bar(tqdm):  # type: ignore[misc]
         # no thread that redraws bars which nobody updates
         monitor_interval = 0
 

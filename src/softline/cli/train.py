@@ -30,7 +30,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="name of a recipe, or a .yaml file")
     parser.add_argument("--list", action="store_true", help="list the recipes in the package and exit")
     parser.add_argument("--show", action="store_true", help="print the recipe with all its keys and exit")
-    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the output directory")
+    parser.add_argument("--resume", action="store_true", help="continue from the output directory's last checkpoint")
     parser.add_argument("--skip-corrupt", action="store_true", help="find unreadable images first and leave them out")
     parser.add_argument("--output", metavar="DIR", help="directory for checkpoints and logs (default: the recipe's)")
     parser.take_overrides()

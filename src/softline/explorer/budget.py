@@ -1,4 +1,4 @@
-"""What a model costs at an image size, counted without running it, so that a run that would never end is not started."""
+"""The cost of a model at an image size, counted without running it: a run that would never end is not started."""
 
 import copy
 import statistics

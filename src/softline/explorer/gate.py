@@ -1,8 +1,9 @@
-"""What stands before gradio's server: only what the page needs passes.
+"""A gate in front of gradio's server, which passes only the requests that the page needs.
 
-Gradio answers more addresses than one page uses (other people's files, proxies, editors, recordings), and fetches what
-a request names by an address. Here a request for anything else ends before gradio sees it, and so does one that names a
-file outside the page's own folder, one that another website sends, and an upload of more than one image may have.
+Gradio serves more addresses than one page uses (other files, proxies, editors, recordings), and downloads whatever
+address a request names. The gate refuses a request for anything else before gradio sees it. It also refuses requests
+that name a file outside the page's own folder, requests of other websites, and uploads that are larger than one image
+may be.
 """
 
 import json
@@ -24,17 +25,17 @@ API = "/gradio_api"
 FILE = f"{API}/file="
 JOIN = f"{API}/queue/join"
 UPLOAD = f"{API}/upload"
-# method and path of what the page asks for
+# methods and paths of the page's own requests
 NEEDED = re.compile(
     r"(GET|HEAD) (/|/(assets|static|svelte)/.+|/(theme\.css|config|favicon\.ico|manifest\.json|robots\.txt))"
     rf"|(GET|HEAD) {API}/(file=.+|info|queue/data|heartbeat/\w+|upload_progress|startup-events|app_id|theme\.css)"
     rf"|POST {API}/(queue/join|upload|cancel|reset)/?"
 )
 MAX_EVENT_BYTES = 10**6
-# an image, and what the browser writes around it
+# an image, and the form that the browser wraps around it
 MAX_UPLOAD_BYTES = MAX_BYTES + 2**16
 TOO_LARGE = f"the upload exceeds the maximum allowed size of {MAX_BYTES / 2**20:.0f} MB"
-# the browser itself refuses to load anything from elsewhere
+# browsers then load nothing from other servers
 POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; object-src 'none'; "
     "base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
@@ -42,12 +43,12 @@ POLICY = (
 
 
 class Gate:
-    """An ASGI application around another.
+    """An ASGI application that wraps another.
 
-    folder: the only one whose files are read or served.
-    hosts: names by which the server may be called, against pages of others that give their name to this machine; None
+    folder: the only folder whose files are read or served.
+    functions: indices of the functions that events may call.
+    hosts: host names that requests may use, which protects against websites whose name resolves to this machine; None
         allows all.
-    functions: numbers of those that events may call.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Gate:
 
     def _refusal(self, scope: Message) -> str | None:
         if scope["type"] != "http":
-            return "only http is spoken here"
+            return "only http is supported"
         path: str = scope["path"]
         if not NEEDED.fullmatch(f"{scope['method']} {path}"):
             return "not part of this page"
@@ -83,13 +84,13 @@ class Gate:
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
         if self.hosts is not None and re.sub(r":\d+$", "", host) not in self.hosts:
-            return "called by an unknown name"
+            return "unknown host name"
         if _is_foreign(headers, host) and not _is_followed_link(scope, headers):
             return "sent by another website"
         return None
 
     def owns(self, path: str) -> bool:
-        """Whether a path, links followed, lies in the page's folder."""
+        """Whether a path lies in the page's folder after links are followed."""
         if "\0" in path:
             return False
         return Path(os.path.realpath(path)).is_relative_to(self.folder)
@@ -109,7 +110,7 @@ class Gate:
 
 
 def _paths(value: Any) -> Iterator[Any]:
-    """Whatever an event calls a path, at any depth."""
+    """The values of all keys "path" in an event, at any depth."""
     open_values = [value]
     while open_values:
         one = open_values.pop()
@@ -122,7 +123,7 @@ def _paths(value: Any) -> Iterator[Any]:
 
 
 def _is_foreign(headers: Headers, host: str) -> bool:
-    """Whether a browser says that a page from elsewhere asks."""
+    """Whether the browser says that another website sends the request."""
     origin = headers.get(b"origin")
     own = (f"http://{host}", f"https://{host}")
     return headers.get(b"sec-fetch-site") == b"cross-site" or (
@@ -131,7 +132,7 @@ def _is_foreign(headers: Headers, host: str) -> bool:
 
 
 def _is_followed_link(scope: Message, headers: Headers) -> bool:
-    """Whether the visitor comes to the page from another: that shows the page and does nothing."""
+    """Whether the visitor follows a link to the page, which only shows it."""
     return (
         (scope["method"], scope["path"]) == ("GET", "/")
         and headers.get(b"sec-fetch-mode") == b"navigate"
@@ -140,17 +141,17 @@ def _is_followed_link(scope: Message, headers: Headers) -> bool:
 
 
 def _bad_length(headers: Headers) -> str | None:
-    """What is wrong with the length that an upload names."""
+    """Why the length that an upload declares is refused, if it is."""
     length = headers.get(b"content-length", b"")
-    # bytes in pieces of unknown number count instead of the length
+    # with a transfer encoding the declared length does not count
     if b"transfer-encoding" in headers or not re.fullmatch(rb"[0-9]+", length):
-        return "an upload must name its length"
-    # Python reads no number of thousands of digits
+        return "an upload must declare its length"
+    # Python refuses to read numbers with thousands of digits
     return TOO_LARGE if len(length) > 18 or int(length) > MAX_UPLOAD_BYTES else None
 
 
 def _counted(receive: Receive) -> Receive:
-    """An upload that ends as if the visitor had gone when it is longer than it may be."""
+    """End an upload, as if the visitor had left, when it exceeds the largest length."""
     count = 0
 
     async def limited() -> Message:
@@ -163,7 +164,7 @@ def _counted(receive: Receive) -> Receive:
 
 
 async def read_body(receive: Receive) -> bytes | None:
-    """The whole body of a request; None if it is longer than an event."""
+    """Read the whole body of a request; None if it is longer than an event may be."""
     body, more = b"", True
     while more:
         message = await receive()

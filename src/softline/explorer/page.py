@@ -1,7 +1,7 @@
-"""The page: gradio's components, wired to what `softline.explorer.view` computes.
+"""The page: gradio components, connected to `softline.explorer.view`.
 
-Values reach the functions as the browser sends them (``preprocess=False``): whatever is wrong with one is found and
-said here, not in gradio.
+Values reach the functions as the browser sends them (``preprocess=False``), so that they are checked here, with
+messages for the visitor, rather than in gradio.
 """
 
 import logging
@@ -39,27 +39,27 @@ BLUE = gr.themes.Color(
     c950="#052838",
 )
 MEAN = "mean of all"
-# an eye of the cat, the inside of the cup
 FIRST_QUERY = (0.33, 0.36)
+"""An eye of the cat, the inside of the cup."""
 SIZE_STEP = 4
-# what a session's uploads may hold in memory ends with it
 SESSION_SECONDS = 3600
-# one at a time: two would share the cores
+"""How long a session keeps its upload in memory."""
 QUEUE = "explorer"
+"""One event runs at a time: two would share the cores."""
 INTRODUCTION = (
     "<h1>What does a patch look at?</h1>"
-    "<p>Click a point of the photograph, or of a map. Each map shows how much the model takes from every other patch "
-    "of the image to describe the one you clicked, in one layer of its attention.</p>"
+    "<p>Click a point in the photograph or in a map. Each map shows how much weight the patch you clicked gives to "
+    "every other patch of the image, in one attention layer of the model.</p>"
 )
 LIMITS = (
     f"At most {MAX_BYTES / 2**20:.0f} MB and {MAX_PIXELS / 1e6:.0f} million pixels; {', '.join(FORMATS)}. "
-    "Models see the square in its middle. It goes nowhere but to the computer that runs this page."
+    "Models see the square in the middle. The image is sent only to the computer that runs this page."
 )
 
 
 @dataclass(frozen=True)
 class Side:
-    """The components of A or B."""
+    """The components of side A or B."""
 
     name: str
     model: gr.Dropdown
@@ -80,9 +80,9 @@ class Side:
 
 
 class Page:
-    """Functions of the page: from values of the browser to updates of components.
+    """The functions of the page, from values that the browser sends to updates of components.
 
-    folder: where gradio puts uploads.
+    folder: where gradio stores uploads.
     """
 
     def __init__(self, explorer: Explorer, folder: Path) -> None:
@@ -90,7 +90,7 @@ class Page:
         self.photos = {name: square_photo(name, open_photograph(name)) for name in PHOTOGRAPHS}
 
     def default_models(self) -> tuple[str, str]:
-        """The first two checkpoints; with fewer, two fresh models that differ."""
+        """The first two checkpoints, filled up with fresh models if there are fewer."""
         labels = [label for label, choice in self.explorer.choices.items() if choice.trained]
         fresh = [label for label, choice in self.explorer.choices.items() if not choice.trained]
         usual = [label for name in ("softpp_tiny", "inline_pvt_tiny") for label in fresh if label.startswith(name)]
@@ -101,15 +101,15 @@ class Page:
         if uploaded is not None and name == uploaded.name:
             return uploaded
         if not isinstance(name, str) or name not in self.photos:
-            raise UserError(f"there is no photograph {name!r:.200}: choose another, or upload one")
+            raise UserError(f"there is no photograph {name!r:.200}: choose another one, or upload one")
         return self.photos[name]
 
     def show_side(self, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any) -> list[Any]:
-        """Updates of `Side.shown`; instead of a map the reason why there is none."""
+        """Update `Side.shown`; if there is no map, say why."""
         try:
             photo = self.photo(name, uploaded)
             answer = self.explorer.answer(read_asked(*asked), photo, read_size(size), query)
-        except (ValueError, OSError) as error:
+        except (UserError, OSError) as error:
             return [*self._selectors_of_model(*asked), None, facts.message(str(error)), ""]
         details = self.explorer.known_details(answer.asked, read_size(size))
         return [
@@ -120,27 +120,27 @@ class Page:
         ]
 
     def _selectors_of_model(self, model: Any, attention: Any, layer: Any, head: Any) -> list[Any]:
-        """As `_selectors` of a model that shows nothing, so that another attention or layer of it can be chosen."""
+        """Like `_selectors`, for a model without a map, so that another attention or layer can be chosen."""
         choice = self.explorer.choices.get(model) if isinstance(model, str) else None
         if choice is None:
             return [gr.skip(), gr.skip(), gr.skip()]
         try:
             layers = self.explorer.layers(read_asked(model, attention, layer, head))
-        except (ValueError, OSError):
-            # the side says why
+        except (UserError, OSError):
+            # the side shows the reason
             layers = ()
         return [
             _attentions(choice.attentions, attention, OWN if choice.trained else attention),
             _layers(layers, layer, layer if _is_index(layer) and 0 <= layer < len(layers) else 0),
-            # known only from weights
+            # the number of heads is known only from weights
             gr.skip(),
         ]
 
     def show(self, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any) -> list[Any]:
-        """Updates of the photograph and of both sides."""
+        """Update the photograph and both sides."""
         try:
             picture: Any = draw_photograph(self.photo(name, uploaded).image, query)
-        except ValueError as error:
+        except UserError as error:
             gr.Warning(escape(str(error)))
             picture = gr.skip()
         half = len(asked) // 2
@@ -150,15 +150,15 @@ class Page:
     def click(
         self, event: gr.EventData, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any
     ) -> list[Any]:
-        """As `show`, after the query, which is where the visitor clicked a picture."""
+        """Move the query to where the visitor clicked; then as `show`."""
         try:
-            query = read_click(event._data)
-        except ValueError as error:
+            query = read_click(event)
+        except UserError as error:
             gr.Warning(escape(str(error)))
         return [query, *self.show(name, uploaded, size, query, *asked)]
 
     def receive(self, upload: Any) -> list[Any]:
-        """Updates of the uploaded photograph and of the list of photographs."""
+        """Update the uploaded photograph and the list of photographs."""
         try:
             photo = self._read(upload)
         except RefusedImageError as error:
@@ -169,17 +169,17 @@ class Page:
     def _read(self, upload: Any) -> Photo:
         path = upload.get("path") if isinstance(upload, dict) else None
         if not isinstance(path, str) or not Path(path).resolve().is_relative_to(self.folder):
-            raise RefusedImageError("only files that were uploaded here are read")
+            raise RefusedImageError("only files that were uploaded to this page are read")
         name = Path(str(upload.get("orig_name") or path)).name
         file = Path(path)
         if not file.is_file():
             raise RefusedImageError(f"{name} did not arrive: upload it again")
         image = read_upload(file, name=name)
-        # one of that name may have been shown before
+        # the prefix tells it from a photograph of the same name
         return square_photo(f"yours: {name}", image)
 
     def details(self, size: Any, *asked: Any) -> list[str]:
-        """The slower numbers of both sides, and the line that compares them."""
+        """Update the slower numbers of both sides, and the comparison of their costs."""
         half = len(asked) // 2
         costs, tables = [], []
         for side, values in (("A", asked[:half]), ("B", asked[half:])):
@@ -187,42 +187,47 @@ class Page:
             try:
                 costs.append((side, self.explorer.cost(read_asked(*values), read_size(size))))
                 table = facts.details_table(self.explorer.details(read_asked(*values), read_size(size)))
-            except (ValueError, OSError) as error:
-                # the side says so
+            except (UserError, OSError) as error:
+                # the side shows the reason
                 log.debug("no details of %s: %s", side, error)
             tables.append(table)
         return [*tables, facts.cost_line(read_size(size), costs) if costs else ""]
 
 
 def read_asked(model: Any, attention: Any, layer: Any, head: Any) -> Asked:
+    """Check the choices of one side."""
     for name, value in (("model", model), ("attention", attention)):
         if not isinstance(value, str):
             raise UserError(f"choose one {name}, got {value!r:.20}")
     if not _is_index(layer) or not (head == MEAN or _is_index(head)):
-        raise UserError(f"a layer and a head are numbers, got {layer!r:.20} and {head!r:.20}")
+        raise UserError(f"layers and heads are numbers, got {layer!r:.20} and {head!r:.20}")
     return Asked(model, attention, layer, None if head == MEAN else head)
 
 
 def read_size(size: Any) -> int:
-    """The size that the slider shows: it sends what was typed, and then puts the nearest of its range in the place."""
-    # nothing typed
+    """Check the image size; one outside of the slider's range becomes the nearest in it, as the slider shows."""
+    # None: nothing was typed
     number = LEAST_SIZE if size is None else size
     if isinstance(number, int | float) and not isinstance(number, bool):
         shown = min(max(number, LEAST_SIZE), MOST_SIZE)
-        # not a number is equal to nothing
+        # NaN is not equal to itself
         if shown == shown // 1:
             return int(shown)
     raise UserError(f"the image size is a whole number of pixels, got {size!r:.20}")
 
 
-def read_click(event: Any) -> tuple[float, float]:
-    """Where on a picture, (x, y) from 0 to 1."""
-    index = event.get("index") if isinstance(event, dict) else None
+def read_click(event: gr.EventData) -> tuple[float, float]:
+    """The point (x, y) of a picture that was clicked, each coordinate from 0 to 1."""
+    try:
+        index = event.index
+    except (AttributeError, TypeError):
+        # a forged event carries no place
+        index = None
     if not isinstance(index, list) or len(index) != 2 or not all(isinstance(part, int | float) for part in index):
         raise UserError(f"a click has two coordinates, got {index!r:.20}")
     x, y = index
     if not (0 <= x <= SIDE and 0 <= y <= SIDE):
-        raise UserError(f"the click at {x!r:.20}, {y!r:.20} lies outside of the picture")
+        raise UserError(f"the click at {x!r:.20}, {y!r:.20} is outside of the picture")
     return x / SIDE, y / SIDE
 
 
@@ -231,9 +236,9 @@ def _is_index(value: Any) -> bool:
 
 
 def _selectors(answer: Answer, attention: Any, layer: Any, head: Any) -> list[Any]:
-    """Updates of the lists of attentions, layers and heads: what this model has.
+    """Update the lists of attentions, layers and heads to those of this model.
 
-    attention, layer, head: what was asked for.
+    attention, layer, head: the visitor's choices.
     """
     shown = answer.asked
     return [
@@ -252,7 +257,7 @@ def _layers(names: Sequence[str], asked: Any, shown: int) -> Any:
 
 
 def _value(asked: Any, shown: Any) -> dict[str, Any]:
-    """What a list is set to, only where it is not what was asked for: by now the visitor may have chosen again."""
+    """Set a list only if it differs from the visitor's choice: in the meantime the visitor may have chosen again."""
     return {} if asked == shown else {"value": shown}
 
 
@@ -264,8 +269,9 @@ def _heads(count: int) -> list[tuple[str, Any]]:
 
 
 def build_page(explorer: Explorer, folder: Path) -> gr.Blocks:
+    """Create the components of the page and connect them."""
     page = Page(explorer, folder)
-    # without analytics gradio asks no one for its newest version
+    # without analytics gradio does not look for a newer version of itself
     with gr.Blocks(title="softline explorer", analytics_enabled=False, delete_cache=(600, 600)) as blocks:
         gr.HTML(INTRODUCTION, elem_id="introduction")
         with gr.Row(elem_id="board"):
@@ -284,7 +290,7 @@ def build_page(explorer: Explorer, folder: Path) -> gr.Blocks:
                     value=USUAL_SIZE,
                     step=SIZE_STEP,
                     label="Image size in pixels",
-                    info="What the models are given: larger images have more patches and cost more.",
+                    info="The size that the models get: larger images have more patches and cost more.",
                     buttons=[],
                     elem_id="size",
                 )
@@ -377,7 +383,7 @@ def stylesheet() -> str:
 
 
 def theme() -> gr.themes.Base:
-    """Softline's colours and the system's fonts: gradio's own themes may ask others for theirs."""
+    """Softline's colours and the system's fonts: gradio's own themes may download theirs."""
     return gr.themes.Base(
         primary_hue=BLUE,
         secondary_hue=BLUE,

@@ -1,4 +1,4 @@
-"""Serve the page on this machine, and leave nothing behind."""
+"""Serve the page on this machine, and clean up afterwards."""
 
 import errno
 import os
@@ -23,29 +23,30 @@ if TYPE_CHECKING:
 USUAL_PORT = 7860
 PORTS_TRIED = 100
 LOCAL = ("127.0.0.1", "localhost", "::1")
-# as browsers call them
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+"""The same hosts as browsers write them."""
 START_SECONDS = 60
-# for requests that are being answered when the server ends
 END_SECONDS = 2
+"""Time for requests that are in progress when the server ends."""
 WAITING = 50
+"""Largest number of events in the queue."""
 
 
 @contextmanager
 def serve(explorer: Explorer, *, host: str = "127.0.0.1", port: int | None = None) -> Iterator[str]:
-    """The address of the page, which is there inside the ``with``.
+    """Serve the page while the context is active; yield its address.
 
-    port: by default 7860, or the next one that is free.
+    port: defaults to 7860, or the next port that is free.
     """
     with (
         listen(host, port) as listening,
         tempfile.TemporaryDirectory(prefix="softline-explore-") as folder,
-        # gradio reads where to put files whenever it needs to know
+        # gradio reads the folder for its files from the environment whenever it needs it
         _environment("GRADIO_TEMP_DIR", folder),
-        # nothing else of gradio may call home either
+        # no part of gradio may send anything to others
         _environment("GRADIO_ANALYTICS_ENABLED", "False"),
     ):
-        # gradio takes seconds to import, and reads the environment then
+        # gradio takes seconds to import, and reads the environment while it is imported
         from softline.explorer.page import build_page
 
         blocks = build_page(explorer, Path(folder))
@@ -58,12 +59,12 @@ def address(host: str, port: int) -> str:
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """A socket that is bound; a port that was named is taken or refused."""
+    """Bind a socket; a given port is used or refused."""
     candidates = [port] if port is not None else range(USUAL_PORT, USUAL_PORT + PORTS_TRIED)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in candidates:
         listening = socket.socket(family, socket.SOCK_STREAM)
-        # otherwise the port of a server that has ended stays taken for a minute
+        # otherwise the port of a server that has ended stays in use for a minute
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, candidate))
@@ -81,16 +82,17 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 @contextmanager
 def _running(blocks: "gr.Blocks", folder: Path, host: str, listening: socket.socket) -> Iterator[None]:
-    import gradio as gr
     import uvicorn
+    from gradio.routes import App
 
     mounted = _mounted(blocks)
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            # browsers keep connections open for news: these end by it
+            # ends the connections that browsers keep open; gradio's public `Blocks.close` does it for launched pages
+            # only, not for mounted ones
             for route in mounted.routes:
-                if isinstance(inner := getattr(route, "app", None), gr.routes.App):
+                if isinstance(inner := getattr(route, "app", None), App):
                     inner.stop_event.set()
             await super().shutdown(sockets)
 
@@ -113,12 +115,12 @@ def _wait_for(server: "uvicorn.Server", thread: threading.Thread) -> None:
             return
         thread.join(0.01)
         if not thread.is_alive():
-            raise OSError("the server did not start; its message is above")
+            raise OSError("the server did not start; see its message above")
     raise OSError(f"the server did not start within {START_SECONDS} seconds")
 
 
 def _mounted(blocks: "gr.Blocks") -> "fastapi.FastAPI":
-    """The page as a web application, with all that gradio offers beside it switched off."""
+    """The page as a web application, with everything else that gradio offers switched off."""
     import fastapi
     import gradio as gr
 

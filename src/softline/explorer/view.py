@@ -1,4 +1,4 @@
-"""What the page shows, without the page: heat maps and numbers of a model for one image and one query."""
+"""The content of the page without its components: heat maps and numbers of a model for one image and one query."""
 
 import hashlib
 import threading
@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from softline.analysis.heatmap import cell_at, contrast
+from softline.analysis.heatmap import cell_at
 from softline.analysis.locality import SIDE, is_larger
 from softline.analysis.newton import layer_residual
 from softline.analysis.subjects import Subject, open_subject
@@ -23,15 +23,16 @@ from softline.explorer.catalog import OWN, Choice
 from softline.explorer.drawing import draw_map
 from softline.explorer.recent import Recent
 from softline.ops.inputs import divide
+from softline.plotting.contrast import contrast
 
 USUAL_SIZE = 224
 LEAST_SIZE, MOST_SIZE = 28, 1024
-# below, no model needs to be counted before it runs
 SURE_SIZE = 256
+"""Up to this size every model runs without being counted before."""
 MODELS_KEPT = 8
 VIEWS_BYTES = 768 * 2**20
-# a side of the grid of queries over which a layer's mean is taken
 QUERIES_SIDE = 10
+"""A layer's mean is taken over at most this many queries squared."""
 TOP = 3
 
 
@@ -42,11 +43,11 @@ class Photo:
     name: str
     image: Image.Image
     key: str
-    """Of its pixels."""
+    """Hash of the pixels."""
 
 
 def square_photo(name: str, image: Image.Image) -> Photo:
-    """The centre of an image, as wide as high."""
+    """The largest square in the middle of an image."""
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     square = image.convert("RGB").crop((left, top, left + side, top + side))
@@ -55,22 +56,22 @@ def square_photo(name: str, image: Image.Image) -> Photo:
 
 @dataclass(frozen=True)
 class Asked:
-    """What one side of the page is set to."""
+    """The choices on one side of the page."""
 
     model: str
     """A label of the catalog."""
     attention: str = OWN
     layer: int = 0
     head: int | None = None
-    """From 0; None is the mean of all."""
+    """Index from 0; None is the mean of all heads."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The map of one query, and what is quickly said about it."""
+    """The map of one query, and the numbers that come with it."""
 
     asked: Asked
-    """What is shown: a layer or head that the model does not have is its first, or the mean."""
+    """What is shown: a missing layer is replaced by the first, a missing head by the mean."""
     attentions: tuple[str, ...]
     layers: tuple[str, ...]
     heads: int
@@ -78,32 +79,32 @@ class Answer:
     tokens: int
     grid_size: tuple[int, int]
     residual: float | None
-    """Of Newton's iteration; None where no matrix is inverted."""
+    """Residual of Newton's iteration; None if the layer inverts no matrix."""
     mass: float | None
-    """The share of this query's weights on the 3 x 3 patches around it; None if they are the whole grid."""
+    """Share of this query's weights on the 3 x 3 patches around it; None if these are the whole grid."""
     chance: float
-    """The same for even weights."""
+    """The same share for even weights."""
     mean_mass: float | None
-    """As ``mass``, the mean over at most 10 x 10 queries spread over the layer's grid."""
+    """Mean of ``mass`` over at most 10 x 10 queries spread over the layer's grid."""
     mean_chance: float
     trained: bool
     trained_size: int
     predictions: tuple[tuple[str, float], ...]
-    """Classes and probabilities, the likeliest first; of trained classifiers."""
+    """Classes and probabilities, the most probable first; empty unless the model is a trained classifier."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one image, in multiply-adds."""
+    """Multiply-adds for one image."""
 
     macs: int
     usual_macs: int | None
-    """At 224 x 224 pixels; None if the model does not take them."""
+    """Multiply-adds at 224 x 224 pixels; None if the model does not accept this size."""
 
 
 @dataclass(frozen=True)
 class Details:
-    """What takes longer to find out."""
+    """The numbers that take longer."""
 
     cost: Cost
     time: Duration
@@ -115,7 +116,7 @@ class View:
 
     subject: Subject
     image: Tensor
-    """[C, H, W] as the model saw it."""
+    """The model's input [C, H, W]."""
     seen: list[LayerInput]
     logits: Tensor
     """[classes]"""
@@ -125,7 +126,7 @@ class View:
     def reader(self, layer: int) -> RowReader:
         if layer not in self.readers:
             _check_rows(self.seen[layer])
-            # rows of one layer at a time are looked at
+            # visitors look at one layer at a time
             self.readers = {layer: self.seen[layer].rows()}
         return self.readers[layer]
 
@@ -134,7 +135,7 @@ class View:
         return self.reader(layer)(torch.tensor([token]))[0, :, 0].float()
 
     def mean_mass(self, layer: int) -> Tensor:
-        """The local mass of queries spread over a layer [heads]."""
+        """The mean local mass of queries spread over a layer: [heads]."""
         if layer not in self.masses:
             given = self.seen[layer]
             cells = _spread(given.grid_size)
@@ -149,9 +150,9 @@ class View:
 
 
 class Explorer:
-    """Models, kept with what they saw last, so that a click reads a single row of weights.
+    """Keeps models with the inputs of their layers, so that a click only reads one row of weights.
 
-    choices: the models that can be asked for, by label; no other is opened.
+    choices: the models that visitors may choose, by label; no other model is opened.
     """
 
     def __init__(self, choices: Mapping[str, Choice]) -> None:
@@ -160,15 +161,16 @@ class Explorer:
         self._views: Recent[tuple[str, str, str, int], View] = Recent(VIEWS_BYTES, weigh=lambda view: view.bytes)
         self._needs: dict[tuple[str, str, int], Need] = {}
         self._details: dict[tuple[str, str, int], Details] = {}
-        # of runs that are not repeated only to be timed
+        # durations of long runs, which are not repeated only to be timed
         self._long: dict[tuple[str, str, int], Duration] = {}
-        # torch shares its cores among threads badly
+        # one at a time: torch uses all cores for each
         self._lock = threading.RLock()
 
     @torch.no_grad()
     def answer(self, asked: Asked, photo: Photo, size: int, query: tuple[float, float]) -> Answer:
-        """
-        size: pixels of the image's side that the model is given.
+        """Compute the map of one query.
+
+        size: side of the model's input in pixels.
         query: (x, y), each from 0 (left, top) to 1.
         """
         with self._lock:
@@ -200,12 +202,12 @@ class Explorer:
             )
 
     def layers(self, asked: Asked) -> tuple[str, ...]:
-        """Names as in `Answer`, without running the model."""
+        """The names of a model's layers, as in `Answer`, without running it."""
         with self._lock:
             return _names(self._subject(self._fit_attention(asked)).layers)
 
     def details(self, asked: Asked, size: int) -> Details:
-        """What a model costs at a size."""
+        """Measure what a model costs at a size."""
         with self._lock:
             check_size(size)
             asked = self._fit_attention(asked)
@@ -216,26 +218,26 @@ class Explorer:
             return self._details[key]
 
     def cost(self, asked: Asked, size: int) -> Cost:
-        """Also of what is too much to be run."""
+        """Count what a model costs at a size, even if that is too much to run it."""
         with self._lock:
             check_size(size)
             asked = self._fit_attention(asked)
             macs = self._need(asked, size).macs
             try:
                 return Cost(macs, self._need(asked, USUAL_SIZE).macs)
-            except ValueError:
-                # Linformer has a most number of tokens
+            except UserError:
+                # Linformer has a largest number of tokens
                 return Cost(macs, None)
 
     def known_details(self, asked: Asked, size: int) -> Details | None:
-        """`details` if they have been found already."""
+        """The result of `details` if it is known already."""
         return self._details.get((asked.model, asked.attention, size))
 
     def _time(self, asked: Asked, size: int) -> Duration:
         key = (asked.model, asked.attention, size)
         if key not in self._long:
             model = self._subject(asked).model
-            # of even colour: how long it takes does not depend on what is seen
+            # the time does not depend on the image
             self._long[key] = duration(model, torch.zeros(1, self._channels(asked), size, size))
         return self._long[key]
 
@@ -246,7 +248,7 @@ class Explorer:
         check_option("model", asked.model, self.choices)
         choice = self.choices[asked.model]
         if choice.trained:
-            # the browser may still show that of the model before
+            # the browser may still show the attention of the previous model
             return replace(asked, attention=OWN)
         check_option("attention", asked.attention, choice.attentions)
         return asked
@@ -256,7 +258,7 @@ class Explorer:
 
         def make() -> Subject:
             subject = open_subject(choice.with_attention(asked.attention))
-            # both sides see the same pixels: all of the square
+            # both sides see the same pixels: the whole square
             return replace(subject, settings={**subject.settings, "crop_pct": 1.0})
 
         return self._subjects.get((asked.model, asked.attention), make)
@@ -289,6 +291,7 @@ class Explorer:
 
 
 def check_size(size: int) -> None:
+    """Refuse sizes that the slider does not offer."""
     if not LEAST_SIZE <= size <= MOST_SIZE:
         raise UserError(f"the image size must be from {LEAST_SIZE} to {MOST_SIZE} pixels, got {size}")
 
@@ -298,22 +301,22 @@ def _names(layers: Iterable[Layer]) -> tuple[str, ...]:
 
 
 def _check_rows(given: LayerInput) -> None:
-    """Some attentions give no single rows but N x N weights."""
+    """Refuse N x N weights that are too large, if an attention cannot give single rows."""
     bytes_needed = 4 * given.tokens**2
     if not hasattr(given.layer.attention, "rows") and bytes_needed > MAX_TENSOR_BYTES:
         raise UserError(
             f"the weights of {given.layer.name} for {given.tokens:,} tokens take {bytes_needed / 2**30:,.1f} GiB, and "
-            f"this page stops at {MAX_TENSOR_BYTES / 2**30:.0f}: choose a smaller size or a later layer"
+            f"the limit of this page is {MAX_TENSOR_BYTES / 2**30:.0f}: choose a smaller size or a later layer"
         )
 
 
 def _of_head(values: Tensor, head: int | None) -> Tensor:
-    """[heads, ...] -> [...]"""
+    """Select a head or average all of them: [heads, ...] -> [...]."""
     return values.mean(0) if head is None else values[head]
 
 
 def _window(cell: tuple[int, int], grid_size: tuple[int, int]) -> Tensor:
-    """Which tokens of the grid lie in the 3 x 3 around a cell: bool [height, width]."""
+    """The 3 x 3 tokens around a cell: bool [height, width]."""
     inside = torch.zeros(grid_size, dtype=torch.bool)
     row, column = (max(place - SIDE // 2, 0) for place in cell)
     inside[row : cell[0] + SIDE // 2 + 1, column : cell[1] + SIDE // 2 + 1] = True
@@ -321,16 +324,13 @@ def _window(cell: tuple[int, int], grid_size: tuple[int, int]) -> Tensor:
 
 
 def _mass_around(given: LayerInput, weights: Tensor, cell: tuple[int, int]) -> Tensor:
-    """As `softline.analysis.locality.local_mass`, of one query [heads].
-
-    weights: [heads, N].
-    """
+    """The local mass of one query, as in `softline.analysis.locality.local_mass`: weights [heads, N] -> [heads]."""
     sizes = weights.abs()
     return divide(given.on_grid(sizes)[:, _window(cell, given.grid_size)].sum(-1), sizes.sum(-1))
 
 
 def _spread(grid_size: tuple[int, int]) -> list[tuple[int, int]]:
-    """All cells of a grid, or 10 x 10 of them evenly apart."""
+    """All cells of a small grid; at most 10 x 10 cells, evenly spaced, of a larger one."""
     rows, columns = (
         [(2 * place + 1) * count // (2 * min(count, QUERIES_SIDE)) for place in range(min(count, QUERIES_SIDE))]
         for count in grid_size
@@ -339,7 +339,7 @@ def _spread(grid_size: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 def _mean_chance(given: LayerInput) -> float:
-    """The local mass of even weights, the mean over the same queries."""
+    """The local mass of even weights, averaged over the same queries."""
     cells = _spread(given.grid_size)
     return sum(int(_window(cell, given.grid_size).sum()) for cell in cells) / len(cells) / given.tokens
 

@@ -315,7 +315,7 @@ def _check_options(mean: Sequence[float], std: Sequence[float], width: int, scor
     check_integer("detections_per_image", count, 1)
     check_score(score)
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-        raise UserError(f"mean and std must be 3 numbers each, std positive, got {tuple(mean)} and {tuple(std)}")
+        raise UserError(f"mean and std must have 3 numbers each, std positive, got {tuple(mean)} and {tuple(std)}")
 
 
 def _check(num_classes: int, short_side: int, long_side: int, anchor_sizes: Sequence[float]) -> None:

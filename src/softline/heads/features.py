@@ -31,8 +31,8 @@ class StageMaps(nn.Module):
         info: Any = body.feature_info
         if tuple(info.reduction()) != STRIDES:
             raise UserError(
-                f"dense tasks need a backbone with strides {STRIDES}, got {tuple(info.reduction())}; where there are "
-                "more, model.options.out_indices chooses"
+                f"dense tasks need a backbone with strides {STRIDES}, got {tuple(info.reduction())}; if it has "
+                "more, choose them by model.options.out_indices"
             )
         if not stages or list(stages) != sorted(set(stages) & set(range(len(STRIDES)))):
             raise UserError(f"stages must be some of 0, 1, 2, 3 in order, got {tuple(stages)}")
@@ -73,8 +73,8 @@ class StageMaps(nn.Module):
             # timm checks the image size by an assertion
             height, width = images.shape[-2:]
             raise UserError(
-                f"the backbone refuses images of {height} x {width}: {error} (some of timm's take any size by "
-                "model.options.strict_img_size=false)"
+                f"the backbone refuses images of {height} x {width}: {error} (some of timm's models take any size "
+                "with model.options.strict_img_size=false)"
             ) from error
         if getattr(self.body, "output_fmt", "NCHW") == "NHWC":
             found = [stage.permute(0, 3, 1, 2) for stage in found]
@@ -86,9 +86,9 @@ def _whole_patches(images: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tup
     last = STRIDES[-1]
     height, width = images.shape[-2:]
     if height % last or width % last:
-        raise UserError(f"images with sizes must be padded to multiples of {last}, got {height} x {width}")
+        raise UserError(f"images must be padded to multiples of {last}, got {height} x {width}")
     if len(sizes) != len(images):
-        raise UserError(f"sizes must be one for each of {len(images)} images, got {len(sizes)}")
+        raise UserError(f"sizes must have one entry per image ({len(images)}), got {len(sizes)}")
     for rows, columns in sizes:
         if not (0 < rows <= height and 0 < columns <= width):
             raise UserError(f"sizes must lie within the images' {height} x {width}, got {rows} x {columns}")

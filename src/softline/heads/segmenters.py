@@ -120,7 +120,9 @@ def semantic_fpn(
     check_range("dropout", dropout, 0, 1, open_high=True)
     # GroupNorm with one channel per group cannot normalise a map of a single cell
     if head_channels % GROUPS or head_channels == GROUPS:
-        raise UserError(f"head_channels must be 2, 3, ... times {GROUPS}, for GroupNorm, got {head_channels}")
+        raise UserError(
+            f"head_channels must be a multiple of {GROUPS}, at least {2 * GROUPS}, for GroupNorm, got {head_channels}"
+        )
     maps = StageMaps(body)
     decoder = FPNDecoder(
         encoder_channels=maps.channels,

@@ -5,7 +5,7 @@ Queries are normalised by a softmax over the channels, keys by one over the toke
 
 from torch import Tensor
 
-from softline.ops.inputs import check_alike, check_mask, finish, hide, hide_scores, narrow, prepare, without_autocast
+from softline.ops.inputs import check_alike, finish, hide, hide_scores, narrow, prepare, without_autocast
 
 
 @without_autocast
@@ -30,8 +30,7 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | N
 
 
 def _factors(q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    check_alike(q, k=k)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, key_mask=key_mask)
     left = hide(prepare(q, key_mask).softmax(-1), key_mask)
     right = hide_scores(prepare(k, key_mask).mT, key_mask).softmax(-1)  # [B, H, D, N]
     return left, hide(right.mT, key_mask).mT

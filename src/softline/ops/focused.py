@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softline.checks import check_number
-from softline.ops.inputs import check_alike, check_mask, finish, hide, narrow, prepare, without_autocast
+from softline.ops.inputs import check_alike, finish, hide, narrow, prepare, without_autocast
 from softline.ops.linear import kernel_attention, kernel_factors, kernel_weights
 
 
@@ -36,8 +36,7 @@ def focused_attention(q: Tensor, k: Tensor, v: Tensor, *, power: float = 3.0, ke
 
 
 def _features(q: Tensor, k: Tensor, power: float, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    check_alike(q, k=k)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, key_mask=key_mask)
     check_number("power", power, 1)
     return hide(_focus(prepare(q, key_mask), power), key_mask), hide(_focus(prepare(k, key_mask), power), key_mask)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from softline.ops.chunks import may_overwrite
 from softline.ops.inputs import (
     check_alike,
-    check_mask,
     count_tokens,
     finish,
     hide,
@@ -78,8 +77,7 @@ def gaussian_weights(q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, ro
 
     rows: compute only the rows of these tokens [R]: [B, H, R, N].
     """
-    check_alike(q, k=k)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, key_mask=key_mask)
     queries, keys = take_rows(prepare(q, key_mask), rows), prepare(k, key_mask)
     weights = gaussian_kernel(queries, keys, scale=q.shape[-1] ** -0.5, mask=key_mask)
     return narrow(hide_rows(hide_pairs(weights, None, key_mask), key_mask, rows), q.dtype)
@@ -88,8 +86,7 @@ def gaussian_weights(q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, ro
 @without_autocast
 def gaussian_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
     """S v for q, k, v [B, H, N, D]; half-precision inputs accumulate in float32."""
-    check_alike(q, k=k, v=v)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, v=v, key_mask=key_mask)
     weights = gaussian_kernel(prepare(q, key_mask), prepare(k, key_mask), scale=q.shape[-1] ** -0.5, mask=key_mask)
     return finish(weights @ prepare(v, key_mask), v.dtype, key_mask)
 

@@ -7,7 +7,7 @@ q_ic k_jc, and the output is q * sum_j (k_j * v_j). The head axis of the inputs 
 from torch import Tensor
 
 from softline.errors import UserError
-from softline.ops.inputs import check_alike, check_mask, finish, narrow, prepare, unit_length, without_autocast
+from softline.ops.inputs import check_alike, finish, narrow, prepare, unit_length, without_autocast
 
 
 @without_autocast
@@ -26,8 +26,7 @@ def hydra_factors(q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> tu
 @without_autocast
 def hydra_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
     """Hydra attention of q, k, v [B, H, N, D]; half-precision inputs are computed in float32."""
-    check_alike(q, k=k, v=v)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, v=v, key_mask=key_mask)
     if v.shape != q.shape:
         raise UserError(f"v must have the shape of q {tuple(q.shape)} (channels are heads), got {tuple(v.shape)}")
     state = (unit_length(prepare(k, key_mask), (1, 3)) * prepare(v, key_mask)).sum(-2, keepdim=True)  # [B, H, 1, D]
@@ -35,8 +34,7 @@ def hydra_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None 
 
 
 def _factors(q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    check_alike(q, k=k)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, key_mask=key_mask)
     q, k = unit_length(prepare(q, key_mask), (1, 3)), unit_length(prepare(k, key_mask), (1, 3))
     left = q.transpose(2, 3).flatten(1, 2).unsqueeze(-1)
     right = k.transpose(2, 3).flatten(1, 2).unsqueeze(-2)

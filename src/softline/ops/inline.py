@@ -13,25 +13,13 @@ from torch import Tensor
 from softline.checks import check_number, check_option
 from softline.ops.chunks import add_to
 from softline.ops.gaussian import hide_pairs
-from softline.ops.inputs import (
-    Impl,
-    check_alike,
-    check_mask,
-    count_tokens,
-    finish,
-    hide,
-    narrow,
-    prepare,
-    widen,
-    without_autocast,
-)
+from softline.ops.inputs import Impl, check_alike, count_tokens, finish, hide, narrow, prepare, widen, without_autocast
 
 
 @without_autocast
 def inline_weights(q: Tensor, k: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None) -> Tensor:
     """The definition: weights [B, H, N, N] of queries and keys [B, H, N, D]; rows sum to 1, weights may be negative."""
-    check_alike(q, k=k)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, key_mask=key_mask)
     return narrow(_weights(q, k, scale, key_mask), q.dtype)
 
 
@@ -40,8 +28,7 @@ def inline_factors(
     q: Tensor, k: Tensor, *, scale: float | None = None, key_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The weights as two factors [B, H, N, D + 1], [B, H, D + 1, N], in float32 for half-precision inputs."""
-    check_alike(q, k=k)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, key_mask=key_mask)
     n = count_tokens(q.shape[2], key_mask, prepare(q, None).dtype)
     q, k = _scale(q, scale, n) * prepare(q, key_mask), prepare(k, key_mask)
     centred = hide(k - k.sum(-2, keepdim=True) / n, key_mask)
@@ -71,8 +58,7 @@ def inline_attention(
 
     Half-precision inputs are computed in float32.
     """
-    check_alike(q, k=k, v=v)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, v=v, key_mask=key_mask)
     check_option("impl", impl, get_args(Impl))
     if scale is not None:
         check_number("scale", scale, 0)

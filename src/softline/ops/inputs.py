@@ -46,8 +46,11 @@ def check_tensor(name: str, tensor: Tensor) -> None:
         raise UserError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
 
 
-def check_alike(q: Tensor, **others: Tensor | None) -> None:
-    """Check that the others share batch, heads, dtype and device with q; k also its shape, v its number of tokens."""
+def check_alike(q: Tensor, *, key_mask: Tensor | None = None, **others: Tensor | None) -> None:
+    """Check that the others share batch, heads, dtype and device with q; k also its shape, v its number of tokens.
+
+    key_mask: bool [B, N], checked too.
+    """
     check_tensor("q", q)
     for name, other in others.items():
         if other is None:
@@ -66,6 +69,7 @@ def check_alike(q: Tensor, **others: Tensor | None) -> None:
             raise UserError(f"{name} must share the head dimension with q {tuple(q.shape)}, got {tuple(other.shape)}")
         if name == "k" and other.shape != q.shape:
             raise UserError(f"k must have the shape of q {tuple(q.shape)}, got {tuple(other.shape)}")
+    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
 
 
 def check_mask(name: str, mask: Tensor | None, batch: int, tokens: int, device: torch.device) -> None:

@@ -11,17 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softline.checks import check_option
-from softline.ops.inputs import (
-    check_alike,
-    check_mask,
-    divide,
-    finish,
-    hide,
-    hide_scores,
-    narrow,
-    prepare,
-    without_autocast,
-)
+from softline.ops.inputs import check_alike, divide, finish, hide, hide_scores, narrow, prepare, without_autocast
 
 FEATURE_MAPS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -83,8 +73,7 @@ def kernel_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
 
 
 def _features(q: Tensor, k: Tensor, feature_map: str, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    check_alike(q, k=k)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, key_mask=key_mask)
     check_option("feature_map", feature_map, FEATURE_MAPS)
     q, k = prepare(q, key_mask), prepare(k, key_mask)
     if feature_map == "exp":

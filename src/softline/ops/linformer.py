@@ -7,7 +7,7 @@ softmax(q k'^T / sqrt(D)) v'. The explicit weights are softmax(q k'^T / sqrt(D))
 from torch import Tensor
 
 from softline.errors import UserError
-from softline.ops.inputs import check_alike, check_mask, finish, narrow, prepare, without_autocast
+from softline.ops.inputs import check_alike, finish, narrow, prepare, without_autocast
 from softline.ops.softmax import attend
 
 
@@ -78,8 +78,7 @@ def _projected(
     q: Tensor, k: Tensor, key_projection: Tensor, value_projection: Tensor, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The projected keys k' [B, H, R, D] and F [R, N] ([B, 1, R, N] with a mask)."""
-    check_alike(q, k=k)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, key_mask=key_mask)
     tokens = q.shape[2]
     for name, projection in (("key_projection", key_projection), ("value_projection", value_projection)):
         if projection.ndim != 2 or projection.shape != key_projection.shape:

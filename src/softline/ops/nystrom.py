@@ -89,12 +89,11 @@ def _factors(
     key_mask: Tensor | None,
     landmark_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check_alike(q, k=k, q_landmarks=q_landmarks, k_landmarks=k_landmarks)
+    check_alike(q, k=k, q_landmarks=q_landmarks, k_landmarks=k_landmarks, key_mask=key_mask)
     if q_landmarks.shape != k_landmarks.shape:
         raise UserError(
             f"q_landmarks {tuple(q_landmarks.shape)} and k_landmarks {tuple(k_landmarks.shape)} must have equal shapes"
         )
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
     check_mask("landmark_mask", landmark_mask, q.shape[0], q_landmarks.shape[2], q.device)
     check_integer("iterations", iterations, 1)
     scale = q.shape[-1] ** -0.5

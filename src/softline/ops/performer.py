@@ -15,17 +15,7 @@ from torch import Tensor
 
 from softline.checks import check_integer
 from softline.errors import UserError
-from softline.ops.inputs import (
-    check_alike,
-    check_mask,
-    finish,
-    hide,
-    hide_scores,
-    narrow,
-    prepare,
-    seeded,
-    without_autocast,
-)
+from softline.ops.inputs import check_alike, finish, hide, hide_scores, narrow, prepare, seeded, without_autocast
 from softline.ops.linear import kernel_attention, kernel_factors, kernel_weights
 
 STABILIZER = 1e-4
@@ -75,8 +65,7 @@ def performer_attention(q: Tensor, k: Tensor, v: Tensor, *, features: Tensor, ke
 
 
 def _features(q: Tensor, k: Tensor, features: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    check_alike(q, k=k)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, key_mask=key_mask)
     if features.ndim != 2 or features.shape[-1] != q.shape[-1]:
         raise UserError(f"features must have shape [R, D] with D = {q.shape[-1]}, got {tuple(features.shape)}")
     log_q = _log_features(prepare(q, key_mask), features)

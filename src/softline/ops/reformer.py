@@ -17,7 +17,6 @@ from softline.checks import check_integer
 from softline.errors import UserError
 from softline.ops.inputs import (
     check_alike,
-    check_mask,
     finish,
     hide_rows,
     hide_scores,
@@ -139,8 +138,7 @@ def _with_previous(x: Tensor, fill: float) -> Tensor:
 
 
 def _check(q: Tensor, rotations: Tensor, bucket_size: int, key_mask: Tensor | None) -> None:
-    check_alike(q)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, key_mask=key_mask)
     check_integer("bucket_size", bucket_size, 1)
     if rotations.ndim != 3 or rotations.shape[1] != q.shape[-1]:
         raise UserError(

@@ -220,8 +220,7 @@ def _check(
     cells: Tensor | None,
     v: Tensor | None = None,
 ) -> None:
-    check_alike(q, landmarks=landmarks, v=v)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, landmarks=landmarks, v=v, key_mask=key_mask)
     check_mask("landmark_mask", landmark_mask, q.shape[0], landmarks.shape[2], q.device)
     check_at_least("the number of landmarks", landmarks.shape[2], 1)
     check_inverse(inverse, iterations, start, ridge)

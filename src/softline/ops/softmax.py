@@ -3,17 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from softline.ops.inputs import (
-    check_alike,
-    check_mask,
-    hide,
-    hide_rows,
-    hide_scores,
-    narrow,
-    prepare,
-    take_rows,
-    without_autocast,
-)
+from softline.ops.inputs import check_alike, hide, hide_rows, hide_scores, narrow, prepare, take_rows, without_autocast
 
 
 @without_autocast
@@ -32,8 +22,7 @@ def softmax_weights(
     dropout: dropout probability of the weights.
     rows: compute only the rows of these tokens [R]: [B, H, R, N].
     """
-    check_alike(q, k=k)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, key_mask=key_mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = scale * take_rows(prepare(q, key_mask), rows) @ prepare(k, key_mask).mT
     weights = F.dropout(hide_scores(scores, key_mask).softmax(-1), dropout)
@@ -54,8 +43,7 @@ def softmax_attention(
     Unlike the other operators it keeps the inputs' precision and follows autocast: torch's kernels accumulate in
     float32.
     """
-    check_alike(q, k=k, v=v)
-    check_mask("key_mask", key_mask, q.shape[0], q.shape[2], q.device)
+    check_alike(q, k=k, v=v, key_mask=key_mask)
     out = attend(
         hide(q, key_mask), hide(k, key_mask), hide(v, key_mask), scale=scale, dropout=dropout, key_mask=key_mask
     )

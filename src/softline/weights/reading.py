@@ -33,9 +33,7 @@ def load_official(path: str | Path) -> dict[str, Tensor]:
         content = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
     except pickle.UnpicklingError as error:
         asked = re.search(r"(?:Unsupported global: GLOBAL|Trying to load unsupported GLOBAL) (\S+)", str(error))
-        what = (
-            f"it asks to run {asked[1]}" if asked else "it is no checkpoint that can be read without running its code"
-        )
+        what = f"it asks to run {asked[1]}" if asked else "it cannot be read without running code in it"
         raise UserError(f"{path} is refused: {what}") from error
     except (SafetensorError, RuntimeError) as error:
         raise UserError(f"{path} is truncated or not a checkpoint: {str(error).splitlines()[0]}") from error
@@ -45,7 +43,7 @@ def load_official(path: str | Path) -> dict[str, Tensor]:
 def check_archive(path: Path) -> None:
     """Check that a file is a zip archive, as torch writes them, and its checksums, which torch does not verify."""
     if not zipfile.is_zipfile(path):
-        raise UserError(f"{path} is truncated or not a checkpoint: torch's, since 1.6, are zip archives")
+        raise UserError(f"{path} is truncated or not a checkpoint: torch has written zip archives since 1.6")
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
     if damaged is not None:

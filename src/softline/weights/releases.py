@@ -80,7 +80,7 @@ def convert_official(path: str | Path, directory: str | Path, *, model: str | No
     """
     directory = Path(directory)
     if directory.exists():
-        raise UserError(f"{directory} exists already; name a new directory")
+        raise UserError(f"{directory} exists already; choose another directory")
     if not directory.resolve().parent.is_dir():
         raise UserError(f"no such directory: {directory.parent}")
     state_dict = load_official(path)
@@ -122,7 +122,7 @@ def _recognise(state_dict: Mapping[str, Tensor], path: str | Path) -> str:
     # models for other image sizes have the same weights, and the default size is meant
     found = [name for name in found if name.removesuffix("_384") == name or name.removesuffix("_384") not in found]
     if len(found) > 1:
-        raise UserError(f"{path} could be any of {', '.join(found)}: say which with --model")
+        raise UserError(f"{path} could be any of {', '.join(found)}: choose one with --model")
     return found[0]
 
 

@@ -16,7 +16,7 @@ from softline.data.coco.source import CocoSource
 from softline.data.images import CorruptImageError
 from softline.data.sampler import TrainBatches
 
-COCO128 = Path(__file__).parents[3] / "shared" / "data" / "coco128"
+COCO128 = Path(__file__).parents[4] / "shared" / "data" / "coco128"
 FIXED = {"short_sides": [12], "long_side": 16, "hflip": 0.0}
 
 
@@ -267,8 +267,8 @@ def test_impossible_datasets_are_refused(make):
         ({"short_sides": [0]}, "short_sides must be at least 1, got 0"),
         ({"short_sides": [12.5]}, "short_sides must be a whole number, got 12.5"),
         ({"long_side": 11}, "long_side must be at least 12, got 11"),
-        ({"hflip": 1.5}, "hflip must be at most 1, got 1.5"),
-        ({"hflip": -0.5}, "hflip must be at least 0, got -0.5"),
+        ({"hflip": 1.5}, "hflip must be at least 0 and at most 1, got 1.5"),
+        ({"hflip": -0.5}, "hflip must be at least 0 and at most 1, got -0.5"),
     ],
 )
 def test_impossible_transforms_are_refused(change, message):

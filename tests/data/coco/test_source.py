@@ -15,7 +15,7 @@ from PIL import Image
 from softline.data.coco.source import CocoSource, decode_mask, encode_mask
 from softline.data.images import CorruptImageError, find_corrupt
 
-COCO128 = Path(__file__).parents[3] / "shared" / "data" / "coco128"
+COCO128 = Path(__file__).parents[4] / "shared" / "data" / "coco128"
 HEIGHT, WIDTH = 12, 16
 # rows 2-5 and columns 3-7, as runs down the columns
 RUNS = [3 * 12 + 2, 4, 8, 4, 8, 4, 8, 4, 8, 4, 8 * 12 + 6]
@@ -193,7 +193,7 @@ PROBLEMS = {
         "image 7: height must be a positive whole number, got 0",
     ),
     "no width": (drop("images", 0, "width"), "missing key in images", "image 7: has no 'width'"),
-    "image twice": (change("images", 1, id=7), "repeated id in images", "image 7: id 7 is there twice"),
+    "image twice": (change("images", 1, id=7), "repeated id in images", "image 7: id 7 appears twice"),
     "image of no id": (drop("images", 1, "id"), "missing key in images", "entry 1 of images: has no 'id'"),
     "image id text": (
         change("images", 1, id="40"),
@@ -203,7 +203,7 @@ PROBLEMS = {
     "object twice": (
         change("annotations", 1, id=100),
         "repeated id in annotations",
-        "annotation 100 of image 9: id 100 is there twice",
+        "annotation 100 of image 9: id 100 appears twice",
     ),
     "no box": (
         drop("annotations", 0, "bbox"),
@@ -291,7 +291,7 @@ PROBLEMS = {
     ),
     "entry of another type": (
         lambda content: content["annotations"].insert(0, 3),
-        "entry of annotations that is no object",
+        "entry of annotations that is not an object",
         "entry 0 of annotations: must be a JSON object, got 3",
     ),
 }
@@ -325,7 +325,7 @@ def test_every_problem_is_named_and_can_be_left_out(write, name):
     source = CocoSource(images, file, skip_corrupt=True, notify=heard.append)
     (message,) = heard
     assert re.search(text, message)
-    assert message.startswith(f"{file}: left out, and with an image all that is in it: 1 x {kind}")
+    assert message.startswith(f"{file}: left out, together with all objects of an image: 1 x {kind}")
     assert {source.image_id(index): source.load(index)[1].labels.tolist() for index in range(len(source))} == left(name)
 
 
@@ -375,7 +375,7 @@ def test_annotations_may_lack_crowd_and_area(write):
     assert sorted(objects.area.tolist()) == [15, 20, 20]
     assert source.instances(2).crowd.tolist() == [True]
     (message,) = heard
-    assert message.endswith("4 annotations have no area: that of their mask, or else of their box, is taken")
+    assert message.endswith("4 annotations have no area: using that of their mask, or else of their box")
 
 
 def test_objects_without_a_mask_are_problems_where_masks_are_needed(write):
@@ -404,7 +404,7 @@ def test_a_missing_file_says_what_it_should_be(tmp_path):
 def test_categories_have_different_names(write):
     content = contents()
     content["categories"][1]["name"] = "sign"
-    with pytest.raises(ValueError, match="categories must have different names, 'sign' is there twice"):
+    with pytest.raises(ValueError, match="categories must have different names, 'sign' appears twice"):
         CocoSource(*write(content))
 
 
@@ -440,12 +440,12 @@ def test_a_sound_file_has_nothing_to_tell(write):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "must be a JSON object with the lists images, annotations, categories; images is none"),
-        ({"images": [], "categories": []}, "annotations is none"),
-        (contents() | {"images": {}}, "images is none"),
+        ([], "must be a JSON object with the lists images, annotations, categories; images is not a list"),
+        ({"images": [], "categories": []}, "annotations is not a list"),
+        (contents() | {"images": {}}, "images is not a list"),
         (contents() | {"categories": []}, "names no categories"),
         (contents() | {"categories": [{"id": 1}]}, "category 1: has no 'name'"),
-        (contents() | {"categories": [{"id": 1, "name": "a"}] * 2}, "category 1: id 1 is there twice"),
+        (contents() | {"categories": [{"id": 1, "name": "a"}] * 2}, "category 1: id 1 appears twice"),
         (contents() | {"images": [], "annotations": []}, "describes no image of .*/images that could be used"),
     ],
 )
@@ -500,7 +500,7 @@ def test_objects_may_have_boxes_alone(write):
     assert source.load(0)[1].segmentations == (None, SQUARE, PACKED)
     with pytest.raises(ValueError, match=r"objects\.json: masks need .*; annotation 100 has none \(2 of 4 have none\)"):
         source.check_masks()
-    with pytest.raises(ValueError, match="an object that has a box alone has no mask"):
+    with pytest.raises(ValueError, match="an object that has only a box has no mask"):
         source.load(0)[1].masks()
 
 

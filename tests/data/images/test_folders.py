@@ -6,7 +6,7 @@ import pytest
 
 from softline.data.images import ImageSource, check_same_classes, open_source
 
-CIFAR = Path(__file__).parents[3] / "shared" / "data" / "cifar10_small"
+CIFAR = Path(__file__).parents[4] / "shared" / "data" / "cifar10_small"
 
 
 def content(source: ImageSource) -> list[tuple[bytes, int]]:
@@ -83,7 +83,7 @@ def test_other_files_are_counted_in_the_log(folder, caplog):
     with caplog.at_level(logging.WARNING):
         assert len(open_source(str(folder), "train")) == 6
     assert [record.getMessage() for record in caplog.records] == [
-        f"1 files in {folder}/train are no images (.png, .jpg, .jpeg) and are not read"
+        f"1 files in {folder}/train are not images (.png, .jpg, .jpeg) and are ignored"
     ]
 
 

@@ -19,7 +19,7 @@ def test_sources_offer_one_interface(folder):
         ),
         ("torch/", "does not exist"),
         ("", "source must be a directory"),
-        (__file__, r"test_sources\.py' is a file but no \.tar file"),
+        (__file__, r"test_sources\.py' is a file but not a \.tar file"),
     ],
 )
 def test_unknown_sources_are_refused_with_what_is_possible(source, message):
@@ -28,5 +28,5 @@ def test_unknown_sources_are_refused_with_what_is_possible(source, message):
 
 
 def test_root_is_refused_where_it_means_nothing(folder):
-    with pytest.raises(ValueError, match=r"root \(/data\) is for fashion-mnist and timm's names"):
+    with pytest.raises(ValueError, match=r"root \(/data\) is for fashion-mnist and timm's datasets"):
         open_source(str(folder), "train", root="/data")

@@ -61,7 +61,7 @@ def test_unknown_and_unreachable_torchvision_sets_are_refused(tmp_path, monkeypa
         open_source("torch/cifar10", "train")
     with pytest.raises(ValueError, match="split must be one of test, train, val; got 'trian'"):
         open_source("torch/cifar10", "trian", root=str(tmp_path))
-    with pytest.raises(ValueError, match=f"'torch/image_folder' must be given as the directory itself: {tmp_path}"):
+    with pytest.raises(ValueError, match=f"'torch/image_folder' must be given as a directory: {tmp_path}"):
         open_source("torch/image_folder", "val", root=str(tmp_path))
 
     def fail(*_: object, **__: object) -> None:

@@ -74,17 +74,17 @@ def test_training_without_randomness_keeps_the_image(image):
     [
         ({"image_size": 0}, "image_size must be at least 1, got 0"),
         ({"image_size": (3, 8, 8)}, r"image_size must be a number or \(height, width\), got \(3, 8, 8\)"),
-        ({"mean": (0.5,)}, "mean and std must both have 3 numbers, or 1 for grey images"),
+        ({"mean": (0.5,)}, "mean and std must both have 3 numbers, or 1 for greyscale images"),
         ({"std": (0.5, 0.0, 0.5)}, "std must be positive"),
         ({"interpolation": "cubic"}, "interpolation must be one of .*; got 'cubic'; did you mean 'bicubic'?"),
         ({"scale": (1.0, 0.5)}, r"scale must be \(least, greatest\) with 0 < least <= greatest, got \(1.0, 0.5\)"),
         ({"ratio": (0.0, 1.0)}, "ratio must be"),
-        ({"hflip": 1.5}, "hflip must be at most 1, got 1.5"),
+        ({"hflip": 1.5}, "hflip must be at least 0 and at most 1, got 1.5"),
         ({"color_jitter": -1.0}, "color_jitter must be at least 0"),
         ({"auto_augment": "rnd-m9"}, "auto_augment must be a policy such as rand-m9-mstd0.5-inc1, got 'rnd-m9'"),
         ({"auto_augment": "rand-m"}, "auto_augment must be a policy"),
         ({"auto_augment": "rand-x9"}, "auto_augment must be a policy of timm, got 'rand-x9'"),
-        ({"erase_prob": 2.0}, "erase_prob must be at most 1"),
+        ({"erase_prob": 2.0}, "erase_prob must be at least 0 and at most 1"),
         ({"erase_mode": "black"}, "erase_mode must be one of const, pixel, rand; got 'black'"),
         ({"erase_count": 0}, "erase_count must be at least 1"),
     ],
@@ -98,8 +98,8 @@ def test_impossible_training_transforms_are_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"crop_pct": 0}, "crop_pct must be more than 0, got 0"),
-        ({"crop_pct": 1.1}, "crop_pct must be at most 1, got 1.1"),
+        ({"crop_pct": 0}, "crop_pct must be above 0 and at most 1, got 0"),
+        ({"crop_pct": 1.1}, "crop_pct must be above 0 and at most 1, got 1.1"),
         (
             {"crop_mode": "centre"},
             "crop_mode must be one of border, center, squash; got 'centre'; did you mean 'center'?",

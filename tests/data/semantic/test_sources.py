@@ -27,7 +27,7 @@ from softline.data.semantic.sources import (
 )
 from softline.data.semantic.transforms import semantic_eval_transform, semantic_train_transform
 
-CAMVID = Path(__file__).parents[3] / "shared" / "data" / "camvid_small"
+CAMVID = Path(__file__).parents[4] / "shared" / "data" / "camvid_small"
 NAMES = ["sky", "road", "car"]
 
 
@@ -368,7 +368,7 @@ def test_other_files_are_counted_in_the_log(camvid, caplog):
     with caplog.at_level(logging.WARNING):
         assert len(opened(camvid)) == 3
     assert [record.getMessage() for record in caplog.records] == [
-        f"1 files in {camvid}/train are no images (.png, .jpg, .jpeg) and are not read"
+        f"1 files in {camvid}/train are not images (.png, .jpg, .jpeg) and are ignored"
     ]
 
 
@@ -384,7 +384,7 @@ def test_other_files_are_counted_in_the_log(camvid, caplog):
         (lambda root: open_semantic("cityscapes", root, "val"), "leftImg8bit/val must be a folder .* does not exist"),
         (lambda root: open_semantic("camvid", root, "val"), "layout must be one of ade20k, cityscapes, folder; got"),
         (lambda root: open_semantic("cityscapes", root, "training"), "split must be one of test, train, val; got"),
-        (lambda root: open_semantic("folder", root, "train"), "folder needs classes, their names by label or their"),
+        (lambda root: open_semantic("folder", root, "train"), "folder needs classes: their names by label, or their"),
         (lambda root: open_semantic("folder", root, "train", classes="sky"), "must be a list of names or a number"),
         (lambda root: open_semantic("folder", root, "train", classes=["a", "a"]), "different names, got 'a' twice"),
         (lambda root: open_semantic("folder", root, "train", classes=[]), "classes must be at least 1, got 0"),

@@ -202,14 +202,14 @@ def test_evaluation_without_resizing_changes_no_pixel():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"crop": 32}, "crop must be two numbers of pixels, got 32"),
+        ({"crop": 32}, "crop must be two sizes in pixels, got 32"),
         ({"crop": (0, 8)}, "crop must be at least 1, got 0"),
         ({"scale": (2.0, 0.5)}, r"scale must be \(least, greatest\) with 0 < least <= greatest, got \(2.0, 0.5\)"),
         ({"base_size": (2048, 512)}, r"base_size must be \(short side, long side\), got \(2048, 512\)"),
-        ({"largest_share": 1.5}, "largest_share must be at most 1, got 1.5"),
-        ({"hflip": -0.1}, "hflip must be at least 0, got -0.1"),
-        ({"mean": (0.5,)}, r"mean and std must have 3 numbers, those of std positive; got \(0.5,\)"),
-        ({"std": (1, 0, 1)}, "mean and std must have 3 numbers, those of std positive"),
+        ({"largest_share": 1.5}, "largest_share must be at least 0 and at most 1, got 1.5"),
+        ({"hflip": -0.1}, "hflip must be at least 0 and at most 1, got -0.1"),
+        ({"mean": (0.5,)}, r"mean and std must have 3 numbers each, std positive; got \(0.5,\)"),
+        ({"std": (1, 0, 1)}, "mean and std must have 3 numbers each, std positive"),
     ],
 )
 def test_options_of_training_are_checked(options, message):
@@ -220,7 +220,7 @@ def test_options_of_training_are_checked(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"long_side": 9}, "long_side bounds what short_side resizes to, which is None; got 9"),
+        ({"long_side": 9}, "long_side needs short_side, which is None; got 9"),
         ({"short_side": 8, "long_side": 7}, "long_side must be at least 8, got 7"),
         ({"short_side": 0}, "short_side must be at least 1, got 0"),
     ],

@@ -217,7 +217,7 @@ def test_samples_occur_once():
     [
         (
             {"samples": (301, 50, 50), "min_length": 3, "max_length": 5, "max_depth": 2},
-            "401 different ListOps samples of more than 3 and fewer than 5 tokens are not to be found with max_depth 2 "
+            "401 different ListOps samples of more than 3 and fewer than 5 tokens cannot be found with max_depth 2 "
             r"and max_args 10: \d+ candidates gave 400, the last 100000 of them 0; ask for fewer",
         ),
         ({"samples": (1, 1, 1), "max_depth": 1}, "100000 candidates gave 0, the last 100000 of them 0; ask for fewer"),
@@ -231,7 +231,7 @@ def test_samples_that_are_not_to_be_found_end_in_an_error(settings, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"samples": (1, 2)}, r"samples must be three numbers, of train, val and test; got \(1, 2\)"),
+        ({"samples": (1, 2)}, r"samples must be three numbers, for train, val and test; got \(1, 2\)"),
         ({"samples": (1, 0, 1)}, "samples must be at least 1, got 0"),
         ({"min_length": -1}, "min_length must be at least 0, got -1"),
         ({"min_length": 1999}, r"strictly between min_length \(1999\) and max_length \(2000\)"),
@@ -446,7 +446,7 @@ def opened_meanwhile(directory: Path, theirs: ListOpsSettings, monkeypatch: pyte
 
 def test_the_second_of_two_processes_uses_the_cache_of_the_first(tmp_path, monkeypatch, tiny_cache):
     heard = opened_meanwhile(tmp_path / "cache", TINY, monkeypatch)
-    assert heard[-1] == f"{tmp_path}/cache was made by another process meanwhile"
+    assert heard[-1] == f"{tmp_path}/cache was meanwhile created by another process"
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
     for path in tiny_cache.iterdir():
         assert (tmp_path / "cache" / path.name).read_bytes() == path.read_bytes()
@@ -543,7 +543,7 @@ def test_generated_trees_survive_the_format_of_the_benchmark(write_tsv, tiny_cac
         ("", "a line must be an expression, a tab and its value; got 0 tabs in ''"),
         ("1\t2\t3", "a line must be an expression, a tab and its value; got 2 tabs in '1\\t2\\t3'"),
         ("1 " * 50, f"a line must be an expression, a tab and its value; got 0 tabs in '{'1 ' * 30}'..."),
-        ("( [MAX 2 ) 10 ) ] )\t9", f"a word of a ListOps expression must be {', '.join(IDS)}; got '10'"),
+        ("( [MAX 2 ) 10 ) ] )\t9", f"a word in a ListOps expression must be {', '.join(IDS)}; got '10'"),
         ("()\t9", "a ListOps expression must have at least one word, got none"),
         ("[MAX 2 9 ]\t10", "the value must be 0 to 9, got '10'"),
         ("[MAX 2 9 ]\t", "the value must be 0 to 9, got ''"),

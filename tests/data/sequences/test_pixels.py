@@ -13,7 +13,7 @@ from softline.data.images import CorruptImageError
 from softline.data.sequences.interface import SequenceError, SequenceSamples, SequenceSource
 from softline.data.sequences.pixels import luma, open_grey_images, open_pathfinder
 
-PHOTOGRAPHS = Path(__file__).parents[3] / "shared" / "data" / "cifar10_small"
+PHOTOGRAPHS = Path(__file__).parents[4] / "shared" / "data" / "cifar10_small"
 TRAIN_BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
 
 
@@ -154,7 +154,9 @@ def test_code_in_a_batch_is_never_run(cifar, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = cifar / "cifar-10-batches-py" / "test_batch"
     dump(path, {b"data": Harmful(), b"labels": [0]})
-    with pytest.raises(ValueError, match=rf"^{path} must be a file of CIFAR-10's Python version: it names .*\.mkdir"):
+    with pytest.raises(
+        ValueError, match=rf"^{path} must be a file of CIFAR-10's Python version: it refers to .*\.mkdir"
+    ):
         open_grey_images(cifar, "test")
     assert not (tmp_path / "harmed").exists()
 
@@ -200,7 +202,7 @@ def test_a_batch_of_another_kind_is_refused(cifar, content, problem):
 
 def test_classes_must_have_names(cifar):
     dump(cifar / "cifar-10-batches-py" / "batches.meta", {b"label_names": []})
-    with pytest.raises(ValueError, match=r"batches\.meta must have names of classes under b'label_names', got \[\]"):
+    with pytest.raises(ValueError, match=r"batches\.meta must have class names under b'label_names', got \[\]"):
         open_grey_images(cifar, "test")
 
 
@@ -212,7 +214,7 @@ def test_missing_batches_are_all_named(cifar):
     with pytest.raises(ValueError, match="split 'val'") as error:
         open_grey_images(cifar, "val")
     assert str(error.value) == (
-        f"CIFAR-10's batches for the split 'val' are not there; looked for {folder}/data_batch_2, "
+        f"CIFAR-10's batches for the split 'val' were not found; looked for {folder}/data_batch_2, "
         f"{folder}/data_batch_5; they come from cifar-10-python.tar.gz of cs.toronto.edu/~kriz/cifar.html"
     )
 
@@ -317,7 +319,7 @@ def test_missing_images_say_where_they_were_looked_for(folders):
     with pytest.raises(ValueError, match="split 'train'") as error:
         open_grey_images(folders, "train")
     assert str(error.value) == (
-        "CIFAR-10's batches or folders of images for the split 'train' are not there; looked for "
+        "CIFAR-10's batches or folders of images for the split 'train' were not found; looked for "
         f"{folders}/batches.meta, {folders}/cifar-10-batches-py/batches.meta, {folders}/train, {folders}/test; "
         "they come from cifar-10-python.tar.gz of cs.toronto.edu/~kriz/cifar.html"
     )
@@ -420,7 +422,7 @@ def test_an_image_of_pathfinder_that_cannot_be_decoded_is_named(pathfinder, cont
 def test_an_image_of_pathfinder_must_be_grey_and_of_the_first_size(pathfinder):
     source = open_pathfinder(pathfinder, "test")
     write_image(Path(source.name(0)), np.zeros((3, 4, 3)))
-    with pytest.raises(SequenceError, match=r"sample_\d+\.png: the image must be grey of 8 bits, its mode is RGB$"):
+    with pytest.raises(SequenceError, match=r"sample_\d+\.png: the image must be 8-bit greyscale, its mode is RGB$"):
         source.load(0)
     write_image(Path(source.name(0)), np.zeros((4, 4)))
     with pytest.raises(SequenceError, match=r"must have the size of the first, it has 4x4 pixels, the first 4x3$"):
@@ -456,7 +458,7 @@ def test_an_image_that_is_listed_twice_is_refused(pathfinder):
     with pytest.raises(SequenceError) as error:
         open_pathfinder(pathfinder, "train")
     assert str(error.value) == (
-        f"{metadata}/3.npy:1: every image must be listed once, this one is listed in {metadata}/2.npy:5 too"
+        f"{metadata}/3.npy:1: every image must be listed once, this one is also listed in {metadata}/2.npy:5"
     )
 
 
@@ -472,8 +474,8 @@ def test_missing_pathfinder_says_where_it_was_looked_for(tmp_path):
         open_pathfinder(tmp_path, "train")
     below = "curv_contour_length_14/metadata"
     assert str(error.value) == (
-        f"Pathfinder's images for the split 'train' are not there; looked for {tmp_path}/metadata, {tmp_path}/{below}, "
-        f"{tmp_path}/pathfinder32/{below}, {tmp_path}/lra_release/pathfinder32/{below}; "
+        f"Pathfinder's images for the split 'train' were not found; looked for {tmp_path}/metadata, "
+        f"{tmp_path}/{below}, {tmp_path}/pathfinder32/{below}, {tmp_path}/lra_release/pathfinder32/{below}; "
         "they come from lra_release.gz of github.com/google-research/long-range-arena"
     )
     (tmp_path / "metadata").mkdir()

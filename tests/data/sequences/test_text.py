@@ -87,7 +87,7 @@ def test_missing_reviews_say_where_they_were_looked_for(imdb):
     with pytest.raises(ValueError, match="split 'val'") as error:
         open_imdb(imdb, "val")
     assert str(error.value) == (
-        f"IMDb's reviews for the split 'val' are not there; looked for {imdb}/test/neg, {imdb}/test/pos, "
+        f"IMDb's reviews for the split 'val' were not found; looked for {imdb}/test/neg, {imdb}/test/pos, "
         f"{imdb}/aclImdb/test/neg, {imdb}/aclImdb/test/pos; "
         "they come from aclImdb_v1.tar.gz of ai.stanford.edu/~amaas/data/sentiment"
     )
@@ -105,7 +105,7 @@ def test_other_files_among_reviews_are_counted_in_the_log(imdb, caplog):
     with caplog.at_level(logging.WARNING):
         assert len(open_imdb(imdb, "train")) == 4
     assert [record.getMessage() for record in caplog.records] == [
-        f"1 files in {imdb}/aclImdb/train/neg are no reviews (*.txt) and are not read"
+        f"1 files in {imdb}/aclImdb/train/neg are not reviews (*.txt) and are ignored"
     ]
 
 
@@ -217,7 +217,7 @@ def test_missing_pairs_say_where_they_were_looked_for(tmp_path):
         open_aan(tmp_path, "val")
     name = "new_aan_pairs.eval.tsv"
     assert str(error.value) == (
-        f"AAN's pairs of papers for the split 'val' are not there; looked for {tmp_path}/{name}, "
+        f"AAN's pairs of papers for the split 'val' were not found; looked for {tmp_path}/{name}, "
         f"{tmp_path}/tsv_data/{name}, {tmp_path}/lra_release/tsv_data/{name}; "
         "they come from lra_release.gz of github.com/google-research/long-range-arena"
     )

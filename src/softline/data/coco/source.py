@@ -275,7 +275,7 @@ class _Problems:
 def _report(problems: _Problems, file: Path, forgiven: bool, notify: Callable[[str], None]) -> None:
     if not forgiven:
         raise UserError(f"{file}: {problems}\nrepair these, or leave them out by --skip-corrupt")
-    notify(f"{file}: left out, and with an image all that is in it: {problems}")
+    notify(f"{file}: left out, together with all objects of an image: {problems}")
 
 
 def _fill_areas(
@@ -289,7 +289,7 @@ def _fill_areas(
         else:
             entry["area"] = entry["bbox"][2] * entry["bbox"][3]
     if missing:
-        notify(f"{file}: {len(missing):,} annotations have no area: that of their mask, or else of their box, is taken")
+        notify(f"{file}: {len(missing):,} annotations have no area: using that of their mask, or else of their box")
 
 
 def _read(file: Path) -> dict[str, list[Any]]:
@@ -304,7 +304,7 @@ def _read(file: Path) -> dict[str, list[Any]]:
         raise UserError(f"{file} is not a JSON file: {error}") from error
     for key in NEEDED:
         if not isinstance(content, dict) or not isinstance(content.get(key), list):
-            raise UserError(f"{file} must be a JSON object with the lists {', '.join(NEEDED)}; {key} is none")
+            raise UserError(f"{file} must be a JSON object with the lists {', '.join(NEEDED)}; {key} is not a list")
     lists: dict[str, list[Any]] = content
     return lists
 
@@ -318,7 +318,7 @@ def _categories(entries: list[Any], file: Path) -> dict[int, str]:
         except _Problem as problem:
             raise UserError(f"{file}: {_where('categories', position, entry)}: {problem.text}") from None
         if str(entry["name"]) in names.values():
-            raise UserError(f"{file}: categories must have different names, {entry['name']!r} is there twice")
+            raise UserError(f"{file}: categories must have different names, {entry['name']!r} appears twice")
         names[entry["id"]] = str(entry["name"])
     if not names:
         raise UserError(f"{file} names no categories")
@@ -365,7 +365,7 @@ def _sound_annotations(
             _check_box(entry["bbox"], image["height"], image["width"])
             _check_segmentation(entry.get("segmentation"), image["height"], image["width"])
         if masks and not entry.get("segmentation"):
-            raise _Problem("object without a mask", "it has a box alone, and masks are needed")
+            raise _Problem("object without a mask", "it has only a box, and masks are required")
 
     return _sound(content["annotations"], "annotations", check, problems)
 
@@ -388,14 +388,14 @@ def _sound(
 def _check_entry(entry: Any, kind: str, seen: Collection[int]) -> None:
     """Check that an entry has a unique id and the keys that its kind needs."""
     if not isinstance(entry, dict):
-        raise _Problem(f"entry of {kind} that is no object", f"must be a JSON object, got {_short(entry)}")
+        raise _Problem(f"entry of {kind} that is not an object", f"must be a JSON object, got {_short(entry)}")
     for key in ("id", *NEEDED[kind]):
         if key not in entry:
             raise _Problem(f"missing key in {kind}", f"has no {key!r}")
     if not _is_whole(entry["id"]):
         raise _Problem(f"wrong id in {kind}", f"id must be a whole number, got {_short(entry['id'])}")
     if entry["id"] in seen:
-        raise _Problem(f"repeated id in {kind}", f"id {entry['id']} is there twice")
+        raise _Problem(f"repeated id in {kind}", f"id {entry['id']} appears twice")
 
 
 def _check_box(box: Any, height: int, width: int) -> None:

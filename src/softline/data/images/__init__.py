@@ -1,4 +1,4 @@
-"""Labelled images: where they come from, how they are read, in which order."""
+"""Labelled images: sources, datasets and transforms for classification."""
 
 from softline.data.images.corrupt import CorruptImage, find_corrupt, without
 from softline.data.images.datasets import LabelledImages, StreamImages

@@ -1,4 +1,4 @@
-"""Images that cannot be decoded: found before training, so that every later step knows how many images there are."""
+"""Finding images that cannot be decoded before training, so that the number of images is known from the start."""
 
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -29,10 +29,10 @@ def find_corrupt(
     shard: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], None] | None = None,
 ) -> list[CorruptImage]:
-    """Decode every image of a shard; those that fail, by index.
+    """Decode every image of a shard and return those that fail, by index.
 
     shard: (rank, processes); takes the images rank, rank + processes, ...
-    progress: called in this thread with the images done and their number.
+    progress: called in this thread with the number of images done and the total.
     """
     check_integer("threads", threads, 1)
     rank, processes = shard
@@ -40,7 +40,7 @@ def find_corrupt(
     indices = range(rank, len(source), processes)
     found = []
     with ThreadPoolExecutor(threads) as pool:
-        # in portions: a future for each image of a large set would fill the memory
+        # in portions, because a future for each image of a large dataset would fill the memory
         for start in range(0, len(indices), 1024):
             portion = indices[start : start + 1024]
             found += [corrupt for corrupt in pool.map(lambda index: _check(source, index), portion) if corrupt]
@@ -58,7 +58,7 @@ def _check(source: ImageSource, index: int) -> CorruptImage | None:
 
 
 def remaining(length: int, left_out: Collection[int]) -> list[int]:
-    """The indices below ``length`` that are not left out."""
+    """The indices below ``length`` that are not in ``left_out``."""
     gone = set(left_out)
     outside = sorted(index for index in gone if not 0 <= index < length)
     if outside:
@@ -83,5 +83,5 @@ class _Without:
 
 
 def without(source: ImageSource, indices: Collection[int]) -> ImageSource:
-    """The source less the images at ``indices``; its classes stay, even one that has no image left."""
+    """The source without the images at ``indices``; it keeps all classes, even those without any image left."""
     return _Without(source, indices)

@@ -1,10 +1,10 @@
-"""Datasets for torch's DataLoader."""
+"""Image datasets for torch's DataLoader."""
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import Literal
 
 from PIL import Image
-from timm.data.readers.shared_count import SharedCount
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
@@ -17,12 +17,12 @@ Transform = Callable[[Image.Image], Tensor]
 
 
 class LabelledImages(Dataset[tuple[Tensor, int]]):
-    """Transformed images and labels, by index or by (epoch, index); an index alone belongs to epoch 0.
+    """Transformed images and labels, by index or by (epoch, index); a plain index belongs to epoch 0.
 
     A random transform depends on (seed, epoch, index) only: not on the number of workers or processes, nor on where a
     run was interrupted.
 
-    mode: RGB, or L for grey.
+    mode: RGB, or L for greyscale.
     """
 
     def __init__(self, source: ImageSource, transform: Transform, *, seed: int = 0, mode: Mode = "RGB") -> None:
@@ -54,11 +54,11 @@ class StreamImages(IterableDataset[tuple[Tensor, int]]):
         check_integer("rank", rank, 0)
         check_option("mode", mode, ("RGB", "L"))
         self.stream, self.transform, self.seed, self.rank, self.mode = stream, transform, seed, rank, mode
-        # shared memory: workers that persist see it
-        self._epoch = SharedCount()
+        # in shared memory, so that persistent workers see changes
+        self._epoch = multiprocessing.Value("i", 0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Before each pass."""
+        """Set the epoch; call this before each pass."""
         self._epoch.value = epoch
         self.stream.set_epoch(epoch)
 
@@ -78,6 +78,6 @@ def to_mode(image: Image.Image, mode: Mode, name: Callable[[], str]) -> Image.Im
 
 
 def check_bits(image: Image.Image, name: Callable[[], str]) -> None:
-    # Pillow would cut 16 and 32 bits off at 255
+    # Pillow would clip values of 16 and 32 bits at 255
     if image.mode.startswith(("I", "F")):
         raise CorruptImageError(name(), f"8 bits for each colour are needed, its mode is {image.mode}")

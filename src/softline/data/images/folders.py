@@ -1,9 +1,9 @@
 """Images in class folders, on disk or in a .tar file.
 
-``ROOT/<split>/<class>/<image>``, where ROOT is a directory or a .tar file and the split may itself be a .tar file,
-``ROOT/<split>.tar``; in a .tar file, a class may be a .tar file of images as in ImageNet's release. The split "val" is
-the folder val, validation or test, the first that exists. A root without any split folder is itself a validation split.
-Classes have timm's order: by name, numbers by value.
+The layout is ``ROOT/<split>/<class>/<image>``, where ROOT is a directory or a .tar file. A split may itself be a .tar
+file, ``ROOT/<split>.tar``; in a .tar file, a class may be a .tar file of images, as in ImageNet's release. The split
+"val" is the first existing folder of val, validation and test. A root without any split folder is itself a validation
+split. Classes are in timm's order: by name, with numbers sorted by value.
 """
 
 import io
@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
-from timm.data.readers.img_extensions import get_img_extensions, is_img_extension
-from timm.utils.misc import natural_key
+from timm.data import get_img_extensions, is_img_extension
+from timm.utils import natural_key
 
 from softline.checks import check_option
 from softline.data.images.interface import decode, decoding
@@ -30,32 +30,34 @@ logger = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
-    """One image below its split."""
+    """An image of a split."""
 
     parts: tuple[str, ...]
-    """Folders and name."""
+    """Folders below the split, and the file name."""
     offset: int = 0
-    """Where its bytes begin in the file that holds them."""
+    """Start of its bytes in the file that contains them."""
     size: int = -1
-    """-1: to the end of the file."""
+    """Number of bytes; -1 reads to the end of the file."""
 
 
 class FolderImages:
-    """Images whose class is the name of their folder. Every load opens the file anew: threads and processes share none.
+    """Images whose class is the name of their folder.
 
-    root: the split's folder, as names begin.
-    archive: the .tar file that holds the images; None if they are files.
+    Every load opens the file again, so that threads and processes share no open files.
+
+    root: folder of the split; the names of the images begin with it.
+    archive: .tar file that contains the images; None if they are separate files.
     """
 
     def __init__(self, root: str, entries: Sequence[Entry], *, archive: str | None = None) -> None:
         _check_entries(root, entries)
         names = {entry.parts[0] for entry in entries}
-        # two names of equal key, such as 1 and 01, keep one order everywhere
+        # also by name, so that names with equal keys, such as 1 and 01, have the same order everywhere
         self.classes = tuple(sorted(names, key=lambda name: (natural_key(name), name)))
         label = {name: index for index, name in enumerate(self.classes)}
         entries = sorted(entries, key=lambda entry: (label[entry.parts[0]], entry.parts))
         self._root, self._archive = root, archive
-        # arrays: the objects of a list would be copied into every worker, one reference count after the other
+        # arrays, because reference counting would gradually copy the objects of a list into every worker
         self._names = np.array([os.fsencode("/".join(entry.parts)) for entry in entries])
         self._labels = np.array([label[entry.parts[0]] for entry in entries])
         self._places = np.array([(entry.offset, entry.size) for entry in entries])
@@ -77,7 +79,7 @@ class FolderImages:
 
 
 def open_folder(root: str, split: str) -> FolderImages:
-    """The images of a split below a directory that has class folders."""
+    """Open the images of a split in a directory of class folders."""
     check_option("split", split, SPLITS)
     directory = Path(root)
     for name in SPLITS[split]:
@@ -94,7 +96,7 @@ def open_folder(root: str, split: str) -> FolderImages:
 
 
 def open_tar(root: str, split: str) -> FolderImages:
-    """The images of a split in a .tar file that has class folders."""
+    """Open the images of a split in a .tar file of class folders."""
     check_option("split", split, SPLITS)
     entries = list(_tar_entries(root))
     present = {entry.parts[0] for entry in entries if len(entry.parts) > 2} & SPLIT_FOLDERS
@@ -107,7 +109,7 @@ def open_tar(root: str, split: str) -> FolderImages:
 
 
 def _check_unsplit(root: str, split: str, present: list[str]) -> None:
-    """Without its folder, only a validation split can be the root itself, and only if no other split is there."""
+    """Check that the root may itself be the split: a validation split, in a root without any split folder."""
     if split != "train" and not present:
         return
     expected = " or ".join(f"{root}/{name}/<class>/*.jpg" for name in SPLITS[split])
@@ -126,7 +128,7 @@ def _open_directory(directory: Path) -> FolderImages:
         below = Path(folder).relative_to(directory).parts
         entries += [Entry((*below, name)) for name in images]
     if others:
-        logger.warning("%d files in %s are no images (%s) and are not read", others, directory, image_extensions())
+        logger.warning("%d files in %s are not images (%s) and are ignored", others, directory, image_extensions())
     return FolderImages(str(directory), entries)
 
 
@@ -139,7 +141,7 @@ def _tar_entries(path: str) -> Iterator[Entry]:
 
 
 def _walk_tar(tar: tarfile.TarFile, start: int, folder: tuple[str, ...]) -> Iterator[Entry]:
-    """Entries of a .tar file that begins at byte ``start`` of the file that holds it."""
+    """Entries of a .tar file that starts at byte ``start`` of the file on disk."""
     for member in tar:
         place = PurePosixPath(member.name)
         parts = (*folder, *place.parts)
@@ -161,7 +163,7 @@ def _check_entries(root: str, entries: Sequence[Entry]) -> None:
 
 
 def is_image_name(name: str) -> bool:
-    # macOS leaves ._name.jpg files, which are not images
+    # macOS creates ._name.jpg files, which are not images
     return not name.startswith(".") and is_img_extension(os.path.splitext(name)[1].lower())
 
 

@@ -1,4 +1,4 @@
-"""What every source of labelled images offers."""
+"""Interfaces of the sources of labelled images, and decoding."""
 
 import struct
 from collections.abc import Iterator
@@ -9,21 +9,24 @@ from PIL import Image, UnidentifiedImageError
 
 from softline.errors import UserError
 
-# what Pillow raises for truncated, empty, oversized and mislabelled files; UnidentifiedImageError is an OSError
+# Pillow's exceptions for truncated, empty, oversized and mislabelled files; UnidentifiedImageError is an OSError
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 
 
 class CorruptImageError(UserError):
-    """An image that cannot be decoded; out of a DataLoader's worker it comes with its text alone."""
+    """An image that cannot be decoded.
+
+    An exception from a DataLoader worker is raised again with its text as ``name`` and without a reason.
+    """
+
+    text = "{name} cannot be decoded ({reason}); repair or delete it, or leave it out by --skip-corrupt"
 
     def __init__(self, name: str, reason: str = "") -> None:
         super().__init__(name, reason)
         self.name, self.reason = name, reason
 
     def __str__(self) -> str:
-        if not self.reason:
-            return self.name
-        return f"{self.name} cannot be decoded ({self.reason}); repair or delete it, or leave it out by --skip-corrupt"
+        return self.text.format(name=self.name, reason=self.reason) if self.reason else self.name
 
 
 @runtime_checkable
@@ -32,7 +35,7 @@ class ImageSource(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names by label; empty if the source has none."""
+        """Class names by label; empty if the source has none."""
 
     def __len__(self) -> int: ...
 
@@ -40,7 +43,7 @@ class ImageSource(Protocol):
         """The decoded image and its label; `CorruptImageError` if it cannot be decoded."""
 
     def name(self, index: int) -> str:
-        """The file, or where the image lies in the source."""
+        """Path of the file, or the position of the image in the source."""
 
 
 @runtime_checkable
@@ -49,7 +52,7 @@ class ImageStream(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names by label; empty if the source has none."""
+        """Class names by label; empty if the source has none."""
 
     def __len__(self) -> int: ...
 
@@ -60,7 +63,7 @@ class ImageStream(Protocol):
 
 
 def decode(file: BinaryIO) -> Image.Image:
-    """The whole image: a truncated file fails here, not where its pixels are first used."""
+    """Decode the whole image, so that a truncated file fails here and not when its pixels are first used."""
     image = Image.open(file)
     image.load()
     return image
@@ -68,18 +71,18 @@ def decode(file: BinaryIO) -> Image.Image:
 
 @contextmanager
 def decoding(name: str) -> Iterator[None]:
-    """What Pillow raises for a broken image becomes a `CorruptImageError` of that name."""
+    """Turn Pillow's exceptions for a broken image into a `CorruptImageError` with that name."""
     try:
         yield
     except UNREADABLE as error:
-        # with a number it comes from the operating system, such as a lost network drive: the image may be sound
+        # an OSError with an errno comes from the operating system (a lost network drive), and the image may be intact
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise CorruptImageError(name, describe(error)) from error
 
 
 def describe(error: Exception) -> str:
-    """Why an image could not be decoded."""
-    # Pillow's text names the file object, which says nothing
+    """Explain why an image could not be decoded."""
+    # Pillow's text names the file object, which is of no use
     text = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)
     return text or type(error).__name__

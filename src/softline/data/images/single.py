@@ -1,4 +1,4 @@
-"""Single images, as users name them."""
+"""Reading single image files."""
 
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,16 @@ def check_file(path: str) -> None:
 
 
 def read_image(path: str, mode: Mode) -> Image.Image:
-    """The image as it is meant to be seen."""
+    """Read an image in ``mode`` and apply its EXIF orientation."""
     check_file(path)
     with open(path, "rb") as file:
         try:
             image = decode(file)
         except UNREADABLE as error:
-            raise UserError(f"{path} cannot be decoded ({describe(error)})") from None
-    # cameras store the turn beside the pixels
+            raise UserError(f"{path} cannot be decoded ({describe(error)})") from error
     upright: Any = ImageOps.exif_transpose(image)
     try:
         return to_mode(upright, mode, lambda: path)
     except CorruptImageError as error:
-        # its own text advises to leave it out, as data sets can
+        # its own text recommends --skip-corrupt, which is for datasets
         raise UserError(f"{path} cannot be used: {error.reason}") from None

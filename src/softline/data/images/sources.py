@@ -1,4 +1,4 @@
-"""Where images come from, by name."""
+"""Opening a source of images by its name or path."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -18,12 +18,14 @@ NAMES = ("embedded", "fashion-mnist", *(f"{kind}/" for kind in PACKAGES))
 
 
 def open_source(source: str, split: str, *, root: str | None = None) -> ImageSource | ImageStream:
-    """The labelled images of a split.
+    """Open the labelled images of a split.
 
-    source: "embedded" (6,000 + 1,000 images of Fashion-MNIST, no download), "fashion-mnist" (all of it), a directory
-        ``DIR/<split>/<class>/*.jpg``, a .tar file of one, or timm's torch/..., hfds/..., hfids/..., tfds/..., wds/...
-    split: train, val or test; sets without "val" use their test images for it. Others as the dataset names them.
-    root: where fashion-mnist and timm's datasets lie or are downloaded to.
+    source: "embedded" (6,000 + 1,000 images of Fashion-MNIST, no download), "fashion-mnist" (the whole dataset), a
+        directory ``DIR/<split>/<class>/*.jpg``, a .tar file of such a directory, or a timm dataset torch/...,
+        hfds/..., hfids/..., tfds/..., wds/...
+    split: train, val or test, or another name that the dataset has. Datasets without "val" use their test images for
+        it.
+    root: directory to which fashion-mnist and timm's datasets are downloaded, or where they already are.
     """
     if not isinstance(source, str) or not source:
         raise UserError(f"source must be {_possible()}; got {source!r}")
@@ -33,7 +35,7 @@ def open_source(source: str, split: str, *, root: str | None = None) -> ImageSou
     if kind in PACKAGES and name:
         return open_timm(source, split, root=root)
     if root is not None:
-        raise UserError(f"root ({root}) is for fashion-mnist and timm's names; the source {source!r} has none")
+        raise UserError(f"root ({root}) is for fashion-mnist and timm's datasets, not for the source {source!r}")
     if source == "embedded":
         return fashion_mnist.embedded(split)
     if Path(source).is_dir():
@@ -44,7 +46,7 @@ def open_source(source: str, split: str, *, root: str | None = None) -> ImageSou
 
 
 def check_same_classes(train: ImageSource | ImageStream, val: ImageSource | ImageStream) -> None:
-    """Both have the same classes in the same order; a source that does not name its classes is not compared."""
+    """Check that both have the same classes in the same order; a source without class names is not compared."""
     if not train.classes or not val.classes or train.classes == val.classes:
         return
     if set(train.classes) == set(val.classes):
@@ -58,7 +60,7 @@ def check_same_classes(train: ImageSource | ImageStream, val: ImageSource | Imag
 
 
 def in_order(source: ImageSource | ImageStream, classes: Sequence[str]) -> ImageSource:
-    """The source with its labels in the order of ``classes``, which name the same classes."""
+    """The source with its labels in the order of ``classes``, which are the same classes."""
     if isinstance(source, ImageStream):
         expected, got = _some(list(classes)), _some(list(source.classes))
         raise UserError(f"the classes of a stream must be in the order {expected}; got {got}")
@@ -93,7 +95,7 @@ def _possible() -> str:
 
 def _unknown(source: str, start: str) -> str:
     if Path(source).is_file():
-        return f"source {source!r} is a file but no .tar file; it must be {_possible()}"
+        return f"source {source!r} is a file but not a .tar file; it must be {_possible()}"
     close = get_close_matches(start, NAMES, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"source {source!r} does not exist; it must be {_possible()}{hint}"

@@ -1,4 +1,4 @@
-"""Datasets by the names that timm gives them: torch/, hfds/, hfids/, tfds/ and wds/."""
+"""Datasets with timm's names: torch/, hfds/, hfids/, tfds/ and wds/."""
 
 from collections.abc import Collection, Iterator
 from importlib import import_module
@@ -13,7 +13,7 @@ from softline.checks import check_option
 from softline.data.images.interface import ImageSource, ImageStream, decode, decoding, describe
 from softline.errors import UserError
 
-# the package that each kind of name needs: as imported, as installed
+# the package that each kind needs: its import name and its name on PyPI
 PACKAGES = {
     "torch": ("torchvision", "torchvision"),
     "hfds": ("datasets", "datasets"),
@@ -21,17 +21,17 @@ PACKAGES = {
     "tfds": ("tensorflow_datasets", "tensorflow-datasets"),
     "wds": ("webdataset", "webdataset"),
 }
-# what timm's reader of hfids/ cannot do, by a word of its error
+# limits of timm's reader of hfids/, by a word of its error
 HFIDS = {
-    "trust_remote_code": "timm does not read hfids/ with this version of datasets",
-    "num_samples": "hfids/ needs a dataset that says how many images it has",
+    "trust_remote_code": "timm cannot read hfids/ with this version of datasets",
+    "num_samples": "hfids/ needs a dataset with a known number of images",
 }
-# the validation split has one of these names
+# possible names of the validation split
 VALIDATION = ("val", "validation", "valid", "test")
 
 
 class TorchImages:
-    """A dataset of torchvision."""
+    """A torchvision dataset."""
 
     def __init__(self, dataset: Any, name: str) -> None:
         self.classes = tuple(map(str, getattr(dataset, "classes", ())))
@@ -51,7 +51,7 @@ class TorchImages:
 
 
 class ReaderImages:
-    """A reader of timm that finds images by index."""
+    """A timm reader with access by index."""
 
     def __init__(self, reader: Any, name: str) -> None:
         self.classes = _class_names(reader)
@@ -70,9 +70,9 @@ class ReaderImages:
 
 
 class ReaderStream:
-    """A reader of timm that yields images in order; it divides them among processes and workers itself.
+    """A timm reader that yields images in order, and itself divides them among processes and workers.
 
-    Its length is that of one process's share.
+    Its length is the number of images of one process.
     """
 
     def __init__(self, reader: Any, name: str) -> None:
@@ -83,17 +83,18 @@ class ReaderStream:
         return len(self._reader)
 
     def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
-        # what was prepared in the main process is not divided among workers
+        # a dataset prepared in the main process is not divided among workers
         if get_worker_info() is not None and self._reader.worker_info is None:
             self._reader.ds = None
         if self._name.startswith("wds/") and self._reader.ds is None:
+            # timm has no public method for it
             self._reader._lazy_init()
             self._refuse_errors()
         for image, label in self._once() if self._name.startswith("wds/") else self._reader:
             yield image, int(label)
 
     def _once(self) -> Any:
-        """In evaluation, all of this process's shards: timm would cut or repeat them to equal lengths."""
+        """In evaluation, all shards of this process; timm would cut or repeat them to equal lengths."""
         if self._reader.is_training:
             return self._reader
         return ((sample["image"], sample["target"]) for sample in self._reader.ds)
@@ -102,12 +103,12 @@ class ReaderStream:
         self._reader.set_epoch(epoch)
 
     def _refuse_errors(self) -> None:
-        """timm's stages log an image that cannot be read and go on; here they stop."""
+        """Raise an error for an image that cannot be decoded, which timm's stages log and skip."""
 
         def refuse(error: Exception) -> bool:
             raise UserError(
                 f"an image of {self._name} cannot be decoded ({describe(error)}); "
-                "repair the shards: what is read in order has no --skip-corrupt"
+                "repair the shards: --skip-corrupt does not apply to streams"
             ) from error
 
         for stage in self._reader.ds.pipeline:
@@ -116,9 +117,9 @@ class ReaderStream:
 
 
 def open_timm(source: str, split: str, *, root: str | None) -> ImageSource | ImageStream:
-    """A dataset such as torch/cifar10 or hfds/ORGANISATION/NAME.
+    """Open a dataset such as torch/cifar10 or hfds/ORGANISATION/NAME.
 
-    root: where it lies or is downloaded to; wds/ needs it.
+    root: directory to which it is downloaded, or where it already is; torch/ and wds/ need it.
     """
     kind, _, name = source.partition("/")
     module, package = PACKAGES[kind]
@@ -135,12 +136,12 @@ def open_timm(source: str, split: str, *, root: str | None) -> ImageSource | Ima
 
 
 def _create_reader(kind: str, **options: Any) -> Any:
-    # by class, because timm.data.create_reader turns names and paths to lower case
+    # by its class, because timm.data.create_reader converts names and paths to lower case
     reader = getattr(import_module(f"timm.data.readers.reader_{kind}"), f"Reader{kind.capitalize()}")
     if kind == "hfds":
         return reader(**options)
     try:
-        # images keep their mode until the dataset converts them; of tfds/ they would stay arrays
+        # images keep their mode until the dataset converts them; with tfds/ they would remain arrays
         mode = "RGB" if kind == "tfds" else ""
         return reader(**options, is_training=options["split"] == "train", input_img_mode=mode)
     except ValueError as error:
@@ -151,12 +152,12 @@ def _create_reader(kind: str, **options: Any) -> Any:
 
 
 def _open_torch(source: str, split: str, root: str | None) -> TorchImages:
-    # timm takes any other word for the test split, and a directory without the split's folder for the split
+    # timm treats any other name as the test split, and a directory without the split's folder as the split itself
     check_option("split", split, ("train", "val", "test"))
     if source in ("torch/folder", "torch/image_folder"):
-        raise UserError(f"the source {source!r} must be given as the directory itself: {root}")
+        raise UserError(f"the source {source!r} must be given as a directory: {root}")
     try:
-        # timm knows the split for evaluation as val or validation, not as test
+        # timm's names of the evaluation split are val and validation, not test
         dataset = create_dataset(source, root=root, split="val" if split == "test" else split, download=True)
     except AssertionError as error:
         raise UserError(f"timm cannot open {source!r}: {error}") from error
@@ -166,7 +167,7 @@ def _open_torch(source: str, split: str, root: str | None) -> TorchImages:
 
 
 def _splits(kind: str, name: str, root: str | None) -> Collection[str]:
-    """The names of a dataset's splits."""
+    """Names of the splits of a dataset."""
     if kind == "wds":
         return _wds_info(root)["splits"].keys()
     if kind == "tfds":
@@ -177,6 +178,7 @@ def _splits(kind: str, name: str, root: str | None) -> Collection[str]:
 
 
 def _wds_info(root: str | None) -> dict[str, Any]:
+    # timm has no public function for it
     info = import_module("timm.data.readers.reader_wds")._load_info(root)
     if not isinstance(info.get("splits"), dict):
         raise UserError(
@@ -195,7 +197,7 @@ def _split_name(source: str, split: str, known: Collection[str]) -> str:
 
 
 def _class_names(reader: Any) -> tuple[str, ...]:
-    """By label; empty for wds/, whose labels are numbers without names."""
+    """Class names by label; empty for wds/, whose labels have no names."""
     by_name: dict[str, int] = reader.class_to_idx
     if not by_name and hasattr(reader, "builder"):
         features = reader.builder.info.features or {}

@@ -1,7 +1,7 @@
-"""From a Pillow image to a normalised float32 tensor [C, H, W], through timm's transforms.
+"""timm's transforms from a Pillow image to a normalised float32 tensor [C, H, W].
 
-Grey images (mode L) take ``mean`` and ``std`` of one number; every augmentation applies to them, those of hue and
-saturation without effect.
+For greyscale images (mode L) ``mean`` and ``std`` have one number. Every augmentation applies to them; those of hue and
+saturation have no effect.
 """
 
 import re
@@ -9,22 +9,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from PIL import Image
-from timm.data import create_transform
+from timm.data import IMAGENET_DEFAULT_MEAN as IMAGENET_MEAN
+from timm.data import IMAGENET_DEFAULT_STD as IMAGENET_STD
+from timm.data import ResizeKeepRatio, create_transform, str_to_interp_mode
 from timm.data.auto_augment import AugmentOp
 from timm.data.auto_augment import posterize as timm_posterize
-from timm.data.constants import IMAGENET_DEFAULT_MEAN as IMAGENET_MEAN
-from timm.data.constants import IMAGENET_DEFAULT_STD as IMAGENET_STD
-from timm.data.transforms import ResizeKeepRatio, str_to_interp_mode
 from torch import Tensor
 
-from softline.checks import check_integer, check_number, check_option
+from softline.checks import check_integer, check_number, check_option, check_range
 from softline.errors import UserError
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Interpolation", "eval_transform", "train_transform"]
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "random"]
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-# a name, then options: a letter or word and a number, or t and the name of a set of operations
+# a name, then options: a word followed by a number, or t followed by the name of a set of operations
 POLICY = re.compile(r"(rand|augmix|originalr?|v0r?|3a)(-([a-z]+[0-9.]+|t[a-z0-9]+))*")
 
 
@@ -43,22 +42,26 @@ def train_transform(
     erase_mode: Literal["const", "rand", "pixel"] = "pixel",
     erase_count: int = 1,
 ) -> Callable[[Image.Image], Tensor]:
-    """Random crop and flip, then colours or a policy, then erased rectangles.
+    """Random crop and flip, then colour jitter or an augmentation policy, then random erasing.
 
-    image_size: pixels, or (height, width).
-    interpolation: "random" is bilinear or bicubic.
-    scale: least and greatest part of the area that a crop keeps.
-    ratio: least and greatest width / height of a crop.
-    color_jitter: of brightness, contrast and saturation; timm leaves it out beside any ``auto_augment`` but "3a".
-    auto_augment: timm's name of a policy, such as rand-m9-mstd0.5-inc1, augmix-m3-w3, original, v0, 3a.
+    image_size: side in pixels, or (height, width).
+    mean, std: mean and standard deviation of each channel.
+    interpolation: "random" chooses between bilinear and bicubic.
+    scale: smallest and largest fraction of the area that a crop keeps.
+    ratio: smallest and largest aspect ratio (width / height) of a crop.
+    hflip: probability of a horizontal flip.
+    color_jitter: strength of the jitter of brightness, contrast and saturation; timm omits it with any ``auto_augment``
+        but "3a".
+    auto_augment: name of a timm policy, such as rand-m9-mstd0.5-inc1, augmix-m3-w3, original, v0, 3a.
+    erase_prob, erase_mode, erase_count: probability, fill and number of erased rectangles, as in timm.
     """
     _check_output(image_size, mean, std)
     check_option("interpolation", interpolation, (*INTERPOLATIONS, "random"))
-    _check_range("scale", scale)
-    _check_range("ratio", ratio)
-    check_part("hflip", hflip)
+    check_bounds("scale", scale)
+    check_bounds("ratio", ratio)
+    check_range("hflip", hflip, 0, 1)
     check_number("color_jitter", color_jitter, 0)
-    check_part("erase_prob", erase_prob)
+    check_range("erase_prob", erase_prob, 0, 1)
     check_option("erase_mode", erase_mode, ("const", "rand", "pixel"))
     check_integer("erase_count", erase_count, 1)
     return _create_augmentation(
@@ -102,19 +105,18 @@ def eval_transform(
     crop_pct: float = 0.875,
     crop_mode: Literal["center", "squash", "border"] = "center",
 ) -> Callable[[Image.Image], Tensor]:
-    """Resize and cut out the centre.
+    """Resize and crop the centre.
 
-    image_size: pixels, or (height, width).
-    crop_pct: side of the cut relative to the resized image, at most 1.
-    crop_mode: "center" keeps the aspect ratio and loses the margins, "squash" changes it, "border" keeps everything
-        and fills the rest with the mean.
+    image_size: side in pixels, or (height, width).
+    mean, std: mean and standard deviation of each channel.
+    crop_pct: side of the crop relative to the resized image, at most 1.
+    crop_mode: "center" keeps the aspect ratio and crops the margins, "squash" changes the aspect ratio, "border" keeps
+        the whole image and pads it with the mean.
     """
     _check_output(image_size, mean, std)
     check_option("interpolation", interpolation, INTERPOLATIONS)
     check_option("crop_mode", crop_mode, ("center", "squash", "border"))
-    check_part("crop_pct", crop_pct)
-    if crop_pct == 0:
-        raise UserError("crop_pct must be more than 0, got 0")
+    check_range("crop_pct", crop_pct, 0, 1, open_low=True)
     transform = create_transform(
         image_size,
         is_training=False,
@@ -125,20 +127,23 @@ def eval_transform(
         crop_mode=crop_mode,
     )
     for step in transform.transforms:
-        # timm resizes bilinearly here if height and width differ
+        # timm always resizes bilinearly here if height and width differ
         if isinstance(step, ResizeKeepRatio):
             step.interpolation = str_to_interp_mode(interpolation)
     return transform
 
 
 def posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:
-    """Keep the highest bits. timm asks for none at full magnitude, as happens to 2% of the images of
-    rand-m9-mstd0.5-inc1: black, which Pillow 13 refuses."""
+    """Keep the highest bits of each value.
+
+    At full magnitude timm keeps none (2% of the images with rand-m9-mstd0.5-inc1): a black image, which Pillow 13
+    refuses to make.
+    """
     return timm_posterize(image, bits, **options) if bits > 0 else Image.new(image.mode, image.size)
 
 
 def _operations(steps: Iterable[Any]) -> Iterable[AugmentOp]:
-    """Of RandAugment and AugMix (ops) and of AutoAugment (policy, a list of lists)."""
+    """The operations of RandAugment and AugMix (``ops``) and of AutoAugment (``policy``, a list of lists)."""
     for step in steps:
         yield from getattr(step, "ops", ())
         for operations in getattr(step, "policy", ()):
@@ -152,18 +157,11 @@ def _check_output(image_size: int | tuple[int, int], mean: Sequence[float], std:
     for side in sides:
         check_integer("image_size", side, 1)
     if len(mean) not in (1, 3) or len(mean) != len(std):
-        raise UserError(f"mean and std must both have 3 numbers, or 1 for grey images, got {mean} and {std}")
+        raise UserError(f"mean and std must both have 3 numbers, or 1 for greyscale images, got {mean} and {std}")
     if not all(value > 0 for value in std):
         raise UserError(f"std must be positive, got {std}")
 
 
-def _check_range(name: str, bounds: tuple[float, float]) -> None:
+def check_bounds(name: str, bounds: tuple[float, float]) -> None:
     if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
         raise UserError(f"{name} must be (least, greatest) with 0 < least <= greatest, got {bounds}")
-
-
-def check_part(name: str, value: float) -> None:
-    """A probability or a share: 0 to 1."""
-    check_number(name, value, 0)
-    if value > 1:
-        raise UserError(f"{name} must be at most 1, got {value}")

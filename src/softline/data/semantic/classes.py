@@ -87,7 +87,9 @@ def palette(classes: int | Literal["ade20k", "cityscapes"]) -> NDArray[np.uint8]
 def check_class_count(count: int) -> None:
     check_integer("classes", count, 1)
     if count > IGNORE:
-        raise UserError(f"classes must be at most {IGNORE}, as labels are bytes and {IGNORE} is no label; got {count}")
+        raise UserError(
+            f"classes must be at most {IGNORE}, as labels are bytes and {IGNORE} means no label; got {count}"
+        )
 
 
 @functools.cache

@@ -89,7 +89,7 @@ class Values(NamedTuple):
 
 
 class SemanticFiles:
-    """Pairs of an image and a mask file; every load opens them again, so that threads and processes share no open files.
+    """Pairs of image and mask files; every load opens them again, so that threads and processes share no open files.
 
     pairs: paths of image and mask, sorted.
     """
@@ -201,7 +201,7 @@ def open_semantic(
 
 def _class_names(classes: Sequence[str] | int | None) -> tuple[str, ...]:
     if classes is None:
-        raise UserError("the layout folder needs classes, their names by label or their number; got None")
+        raise UserError("the layout folder needs classes: their names by label, or their number; got None")
     if isinstance(classes, int):
         check_class_count(classes)
         return tuple(str(label) for label in range(classes))
@@ -276,7 +276,7 @@ def _pair(
     if not images:
         raise UserError(f"{image_folder} holds no images: expected *{', *'.join(endings)}")
     if others:
-        logger.warning("%d files in %s are no images (%s) and are not read", others, image_folder, ", ".join(endings))
+        logger.warning("%d files in %s are not images (%s) and are ignored", others, image_folder, ", ".join(endings))
     problems = [f"{paths[1]} has the name of {paths[0]}" for paths in images.values() if len(paths) > 1]
     problems += [
         f"{paths[0]} has no mask {mask_folder / (key + mask_ending)}"

@@ -89,7 +89,7 @@ def semantic_eval_transform(
     _check_colours(mean, std)
     if short_side is None:
         if long_side is not None:
-            raise UserError(f"long_side bounds what short_side resizes to, which is None; got {long_side}")
+            raise UserError(f"long_side needs short_side, which is None; got {long_side}")
         return _Pair(v2.Compose(_normalise(mean, std)))
     check_integer("short_side", short_side, 1)
     if long_side is not None:
@@ -200,11 +200,11 @@ def _normalise(mean: Sequence[float], std: Sequence[float]) -> list[Any]:
 
 def _check_sides(name: str, sides: tuple[int, int]) -> None:
     if isinstance(sides, int) or len(sides) != 2:
-        raise UserError(f"{name} must be two numbers of pixels, got {sides}")
+        raise UserError(f"{name} must be two sizes in pixels, got {sides}")
     for side in sides:
         check_integer(name, side, 1)
 
 
 def _check_colours(mean: Sequence[float], std: Sequence[float]) -> None:
     if len(mean) != 3 or len(std) != 3 or not all(value > 0 for value in std):
-        raise UserError(f"mean and std must have 3 numbers, those of std positive; got {mean} and {std}")
+        raise UserError(f"mean and std must have 3 numbers each, std positive; got {mean} and {std}")

@@ -1,6 +1,7 @@
-"""Labelled sequences of tokens: what every task of the Long Range Arena (https://arxiv.org/abs/2011.04006) is made of.
+"""Interface of the sources of labelled token sequences, and their dataset.
 
-Token ids are 1 to ``vocabulary - 1``; 0 is padding.
+All tasks of the Long Range Arena (https://arxiv.org/abs/2011.04006) have this form. Token ids are 1 to
+``vocabulary - 1``; 0 is padding.
 """
 
 from collections.abc import Callable
@@ -17,12 +18,12 @@ from softline.errors import UserError
 Tokens = NDArray[np.uint16]
 Notify = Callable[[str], None]
 Split = Literal["train", "val", "test"]
-# fewer than this are too much alike from one epoch to the next, more differ too much in length
+# with fewer batches per group these hardly change between epochs, with more the lengths in a batch differ too much
 GROUP_BATCHES = 32
 
 
 class SequenceError(UserError):
-    """A sample that is not what its task expects."""
+    """A sample that does not have the form its task requires."""
 
 
 @runtime_checkable
@@ -31,35 +32,34 @@ class SequenceSource(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names by label."""
+        """Class names by label."""
 
     @property
     def vocabulary(self) -> int:
-        """Token ids are below it."""
+        """Upper bound (exclusive) of the token ids."""
 
     @property
     def max_length(self) -> int:
-        """Most tokens of a sequence."""
+        """Maximum number of tokens in a sequence."""
 
     @property
     def parts(self) -> int:
-        """Sequences of a sample: 1, or 2 that are compared."""
+        """Number of sequences in a sample: 1, or 2 that are compared."""
 
     def __len__(self) -> int: ...
 
     def load(self, index: int) -> tuple[tuple[Tokens, ...], int]:
-        """The sequences of a sample, [length] each, at least one token long, and its label; `SequenceError` if it is
-        no good."""
+        """The sequences of a sample, [length] with length >= 1, and its label; `SequenceError` if it is invalid."""
 
     def lengths(self) -> NDArray[np.int64] | None:
-        """Tokens of each sample, of its longest sequence; None if only reading it tells."""
+        """Number of tokens in the longest sequence of each sample; None if that requires reading them."""
 
     def name(self, index: int) -> str:
-        """Where the sample lies: file and line."""
+        """File and line of the sample."""
 
 
 def length_groups(lengths: NDArray[np.int64], batch_size: int) -> list[int]:
-    """A number for each sample; those with the same one are alike in length, and about GROUP_BATCHES batches."""
+    """A group number for each sample; samples of a group have similar lengths and form about GROUP_BATCHES batches."""
     groups = max(len(lengths) // (GROUP_BATCHES * batch_size), 1)
     ranks = np.empty(len(lengths), np.int64)
     ranks[np.argsort(lengths, kind="stable")] = np.arange(len(lengths))
@@ -67,9 +67,10 @@ def length_groups(lengths: NDArray[np.int64], batch_size: int) -> list[int]:
 
 
 class SequenceSamples(Dataset[tuple[tuple[Tensor, ...], int]]):
-    """Sequences of a source as int64 tensors [length], and labels, by index or by (epoch, index): nothing is random.
+    """Sequences of a source as int64 tensors [length], and labels, by index or by (epoch, index); nothing is random.
 
-    by_length: the shortest first, if the source tells lengths: batches that follow this order have little padding.
+    by_length: sort samples by length, if the source knows the lengths, so that batches in this order have little
+        padding.
     """
 
     def __init__(self, source: SequenceSource, *, by_length: bool = False) -> None:

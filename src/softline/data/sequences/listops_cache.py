@@ -1,7 +1,7 @@
-"""Generated ListOps samples on disk: made once, whole or not there, checked whenever they are opened.
+"""A cache of generated ListOps samples on disk: written atomically, and verified whenever it is opened.
 
-A cache is a folder of ``SPLIT_tokens.npy``, ``SPLIT_starts.npy`` and ``SPLIT_labels.npy`` for each split, as in
-`ListOpsSamples`, with ``listops.json``: the settings and the sha256 of every file.
+A cache is a folder with ``SPLIT_tokens.npy``, ``SPLIT_starts.npy`` and ``SPLIT_labels.npy`` for each split, as in
+`ListOpsSamples`, and ``listops.json``, which has the settings and the SHA-256 of every file.
 """
 
 import hashlib
@@ -11,11 +11,10 @@ import os
 import platform
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,18 +31,19 @@ from softline.data.sequences.listops import (
     generate_listops,
 )
 from softline.errors import UserError
+from softline.files import sync_directory, sync_file, writing
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 DESCRIPTION = "listops.json"
 FORMAT = 1
-"""Changes with the files, and with what the generator draws for the same settings."""
+"""Version of the files; it also changes if the generator yields other samples for the same settings."""
 ARRAYS = ("tokens", "starts", "labels")
 
 logger = logging.getLogger(__name__)
 
 
 class ListOpsSplit:
-    """Samples of a cache's split. Its files are mapped: processes share their pages.
+    """Samples of a split in a cache; its files are memory-mapped, so that processes share their pages.
 
     max_length: as in the settings; every sequence is shorter.
     """
@@ -58,7 +58,7 @@ class ListOpsSplit:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # a mapped array would be sent with all its content
+        # a memory-mapped array would be pickled with all its content
         return type(self), (self._directory, self._split, self.max_length)
 
     def __len__(self) -> int:
@@ -86,12 +86,12 @@ def open_listops(
     progress: Progress | None = None,
     notify: Notify = logger.info,
 ) -> SequenceSource:
-    """A split of the samples in ``directory``; all splits are generated first if it is empty or not there.
+    """Open a split of the samples in ``directory``; if it is empty or missing, all splits are generated first.
 
-    Several processes may do so at the same time; the first that ends provides the samples of all.
+    Several processes may do so at the same time; all of them use the samples of the first that finishes.
 
-    make: False refuses a directory without samples instead.
-    workers, progress: for `generate_listops`.
+    make: False raises an error for a directory without samples instead.
+    workers, progress: see `generate_listops`.
     """
     check_option("split", split, SPLITS)
     check_integer("workers", workers, 1)
@@ -109,12 +109,12 @@ def _file_name(split: str, array: str) -> str:
 
 
 def _holds_cache(directory: Path) -> bool:
-    """False if it is empty or not there; an error if it holds something else."""
+    """Whether a directory holds a cache; False if it is empty or missing, an error if it holds something else."""
     if not directory.exists():
         return False
     if not directory.is_dir():
         raise UserError(f"{directory} must be a directory for ListOps samples, it is a file")
-    # listed once: another process may put its cache here at any time
+    # listed only once, as another process may put its cache here at any time
     names = sorted(path.name for path in directory.iterdir())
     if names and DESCRIPTION not in names:
         held = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -124,31 +124,31 @@ def _holds_cache(directory: Path) -> bool:
 
 
 def _make(directory: Path, settings: ListOpsSettings, generate: Callable[[], ListOpsSamples], notify: Notify) -> None:
-    """Generate a cache beside its place, then put it there at once."""
-    # a link stays where it is, its target is made
+    """Generate a cache in a temporary folder next to its target, then rename it atomically."""
+    # a symbolic link is kept and its target is created
     target = Path(os.path.realpath(directory))
     mine = f".{target.name}.{platform.node()}"
     partial = target.with_name(f"{mine}.{os.getpid()}.{uuid.uuid4().hex}")
-    # before the long work, so that a place that cannot be written to is known at once
-    with _writing(directory):
+    # before generating, so that a directory that cannot be written is reported immediately
+    with writing(directory):
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(target.parent, mine)
         partial.mkdir()
     try:
         notify(f"generating {sum(settings.samples)} ListOps samples for {directory}")
         samples = generate()
-        with _writing(directory):
+        with writing(directory):
             _write(partial, settings, samples)
             first = _publish(partial, target)
     finally:
-        # gone already if it is in its place
+        # already gone if it was renamed
         shutil.rmtree(partial, ignore_errors=True)
     rate = f"accepted {samples.accepted} of {samples.candidates} candidates"
-    notify(f"{rate}; {directory} is complete" if first else f"{directory} was made by another process meanwhile")
+    notify(f"{rate}; {directory} is complete" if first else f"{directory} was meanwhile created by another process")
 
 
 def _remove_abandoned(folder: Path, prefix: str) -> None:
-    """What processes of this machine left that were killed."""
+    """Delete the temporary folders that killed processes left on this machine."""
     for partial in folder.glob(f"{prefix}.*.*"):
         process = partial.name.split(".")[-2]
         if process.isdigit() and not _runs(int(process)):
@@ -165,23 +165,15 @@ def _runs(process: int) -> bool:
     return True
 
 
-@contextmanager
-def _writing(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, f"could not write {directory}: {error.strerror or error}") from error
-
-
 def _publish(partial: Path, target: Path) -> bool:
-    """Give a cache its name; False if another process has made one."""
+    """Rename a complete cache to its target; False if another process was faster."""
     try:
         os.rename(partial, target)
     except OSError:
         if (target / DESCRIPTION).is_file():
             return False
         raise
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
     return True
 
 
@@ -199,7 +191,7 @@ def _write(directory: Path, settings: ListOpsSettings, samples: ListOpsSamples) 
             path = directory / _file_name(split, array)
             with open(path, "wb") as file:
                 np.save(file, arrays[array])
-                _sync(file)
+                sync_file(file)
             hashes[path.name] = _sha256(path)
     description = {
         "format": FORMAT,
@@ -211,24 +203,8 @@ def _write(directory: Path, settings: ListOpsSettings, samples: ListOpsSamples) 
     }
     with open(directory / DESCRIPTION, "wb") as file:
         file.write((json.dumps(description, indent=2) + "\n").encode())
-        _sync(file)
-    _sync_directory(directory)
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    """The names survive a power cut as well, where the system can promise it."""
-    if os.name != "posix":
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_file(file)
+    sync_directory(directory)
 
 
 def _sha256(path: Path) -> str:
@@ -237,7 +213,7 @@ def _sha256(path: Path) -> str:
 
 
 def _check(directory: Path, split: Split, settings: ListOpsSettings) -> None:
-    """The cache has these settings and the split's files are as they were written."""
+    """Check that the cache has these settings and that the files of the split are unchanged."""
     advice = f"delete {directory}, so that it is generated again"
     description = _read_description(directory / DESCRIPTION, advice)
     _check_settings(directory, description["settings"], settings)
@@ -267,7 +243,7 @@ def _read_description(path: Path, advice: str) -> dict[str, Any]:
 
 
 def _check_settings(directory: Path, there: dict[str, Any], settings: ListOpsSettings) -> None:
-    # as JSON writes them
+    # as JSON stores them
     asked = json.loads(json.dumps(asdict(settings)))
     differing = [name for name in {**asked, **there} if there.get(name) != asked.get(name)]
     if differing:

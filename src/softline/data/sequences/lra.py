@@ -1,6 +1,6 @@
 """The tasks of the Long Range Arena (https://arxiv.org/abs/2011.04006), by name.
 
-Where each one's files are looked for, below a directory such as the benchmark's ``lra_release``:
+Their files, below a directory such as the benchmark's ``lra_release``:
 
 - listops: ``listops-1000/basic_{train,val,test}.tsv``, unless they are generated
 - text: ``aclImdb/{train,test}/{neg,pos}/*.txt``
@@ -37,12 +37,13 @@ def open_lra(
     progress: Callable[[int, int], None] | None = None,
     notify: Notify = lambda _: None,
 ) -> SequenceSource:
-    """The sequences of a split.
+    """Open the sequences of a split.
 
-    max_length: bytes to which texts are cut, of text and retrieval; the benchmark's 4000 by default.
-    generate: make expressions of listops by these settings and keep them in ``root``, or find them there.
-    make: False only finds them.
-    workers, progress: processes that generate; hears how many expressions there are, of how many.
+    max_length: number of bytes to which the texts of text and retrieval are cut; defaults to the benchmark's 4000.
+    generate: settings with which the expressions of listops are generated and cached in ``root``, or found there.
+    make: False does not generate, and raises an error if they are not found.
+    workers: number of processes that generate.
+    progress: called with the number of generated expressions and the total.
     """
     check_option("task", task, LRA_TASKS)
     check_option("split", split, get_args(Split))
@@ -65,7 +66,7 @@ def open_lra(
 
 
 def has_listops_files(root: Path) -> bool:
-    """Whether the benchmark's own expressions are there."""
+    """Whether ``root`` has the benchmark's own expressions."""
     return any(place.is_file() for place in _listops_places(root, "train"))
 
 

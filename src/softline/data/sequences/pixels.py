@@ -1,13 +1,13 @@
-"""Pixels of grey images, row by row: Image (CIFAR-10) and Pathfinder of the Long Range Arena.
+"""Pixels of greyscale images in row order: Image (CIFAR-10) and Pathfinder of the Long Range Arena.
 
-The layouts, below ``ROOT``:
+The layouts below ``ROOT``:
 
 - CIFAR-10: ``[cifar-10-batches-py/]{data_batch_1 ... data_batch_5, test_batch, batches.meta}``
 - images of one size in class folders: ``{train,test}/<class>/<image>``
 - Pathfinder: ``[[lra_release/]pathfinder32/][curv_contour_length_14/]{imgs/<k>/sample_<j>.png, metadata/<k>.npy}``;
-  despite their names, the metadata are text, a line for each image: folder, file, a number, label and more
+  despite their names, the metadata files are text with a line per image: folder, file, a number, label and more
 
-A token is a pixel's value, 0 to 255, as it is: a black pixel is 0 and thus hidden like padding, as in the benchmark.
+A token is the value of a pixel, 0 to 255: a black pixel is 0 and thus masked like padding, as in the benchmark.
 """
 
 import io
@@ -44,7 +44,7 @@ CIFAR_ORIGIN = "cifar-10-python.tar.gz of cs.toronto.edu/~kriz/cifar.html"
 CONTOURS = "curv_contour_length_14"
 METADATA_LINE = re.compile(rb"imgs/(0|[1-9][0-9]{0,8})\s+sample_(0|[1-9][0-9]{0,8})\.png\s+\S+\s+([01])(\s.*)?")
 
-# what pickle raises for files that are truncated or no pickles
+# exceptions that pickle raises for files that are truncated or not pickles
 UNREADABLE_PICKLE = (
     pickle.UnpicklingError,
     EOFError,
@@ -57,7 +57,7 @@ UNREADABLE_PICKLE = (
 
 
 class BatchPixels:
-    """Images of CIFAR-10's batches, as one array in memory: a pickle cannot be read in parts.
+    """Images of CIFAR-10's batches, as one array in memory because a pickle cannot be read in parts.
 
     pixels: [images, tokens].
     places: batch and row of each image [images, 2].
@@ -89,9 +89,9 @@ class BatchPixels:
 
 
 class FolderPixels:
-    """Images in class folders, all of ``size`` (width, height), in grey.
+    """Images in class folders, all of ``size`` (width, height), converted to greyscale.
 
-    indices: of the source's images that belong to the split.
+    indices: indices of the images that belong to the split.
     """
 
     vocabulary = VOCABULARY
@@ -121,13 +121,13 @@ class FolderPixels:
 
 
 class Samples(NamedTuple):
-    """Pathfinder's images, as its metadata list them: arrays [images]."""
+    """Pathfinder's images as listed in its metadata: arrays [images]."""
 
     folders: NDArray[np.int32]
     files: NDArray[np.int32]
     labels: NDArray[np.int32]
     metadata: NDArray[np.int32]
-    """Which of the metadata files lists the image."""
+    """Index of the metadata file that lists the image."""
     lines: NDArray[np.int32]
 
     def at(self, indices: Indices) -> "Samples":
@@ -135,10 +135,10 @@ class Samples(NamedTuple):
 
 
 class PathfinderPixels:
-    """Pathfinder's images, all of ``size`` (width, height). Every load opens its file anew.
+    """Pathfinder's images, all of ``size`` (width, height); every load opens its file again.
 
-    root: the folder that holds imgs and metadata.
-    metadata: paths of the files that ``samples`` count.
+    root: folder that contains imgs and metadata.
+    metadata: paths of the metadata files, to which ``samples.metadata`` refers.
     """
 
     classes = ("open", "connected")
@@ -171,7 +171,7 @@ class PathfinderPixels:
         image = self._decode(index)
         _check_size(self.name(index), image, self._size)
         if image.mode != "L":
-            raise SequenceError(f"{self.name(index)}: the image must be grey of 8 bits, its mode is {image.mode}")
+            raise SequenceError(f"{self.name(index)}: the image must be 8-bit greyscale, its mode is {image.mode}")
         return (_tokens(np.asarray(image)),), int(self._samples.labels[index])
 
     def _decode(self, index: int) -> Image.Image:
@@ -185,12 +185,12 @@ class PathfinderPixels:
 
 
 def open_grey_images(root: Path, split: Split, *, seed: int = 0) -> SequenceSource:
-    """Images of CIFAR-10, or of class folders, in grey; all have the size of the first training image.
+    """Open images of CIFAR-10, or of class folders, in greyscale; all must have the size of the first training image.
 
-    A black pixel is token 0 and thus hidden like padding, as in the benchmark.
+    A black pixel is token 0 and thus masked like padding, as in the benchmark.
 
-    root: the folder of CIFAR-10's Python batches, the folder that holds it, or a folder that has train and test.
-    seed: of the permutation whose first 90 % of the training images are "train" and whose other 10 % are "val".
+    root: folder of CIFAR-10's Python batches, its parent, or a folder that contains train and test.
+    seed: seed of the permutation of the training images, of which the first 90 % are "train" and the rest "val".
     """
     check_option("split", split, SPLITS)
     check_integer("seed", seed, 0)
@@ -205,13 +205,14 @@ def open_grey_images(root: Path, split: Split, *, seed: int = 0) -> SequenceSour
 
 
 def open_pathfinder(root: Path, split: Split, *, seed: int = 0) -> SequenceSource:
-    """Images of two dots and of dashes; the label tells whether dashes connect the dots.
+    """Open images of dashes and two dots; the label tells whether dashes connect the dots.
 
-    A black pixel is token 0 and thus hidden like padding, as in the benchmark.
+    A black pixel is token 0 and thus masked like padding, as in the benchmark.
 
-    root: the folder curv_contour_length_14, one that holds it (pathfinder32, pathfinder128, ...), lra_release or the
-        folder that holds that; the last two have pathfinder32.
-    seed: of the permutation of all images whose first 80 % are "train", the next 10 % "val" and the others "test".
+    root: folder curv_contour_length_14, its parent (pathfinder32, pathfinder128, ...), or lra_release or its parent,
+        of which pathfinder32 is used.
+    seed: seed of the permutation of all images, of which the first 80 % are "train", the next 10 % "val" and the rest
+        "test".
     """
     check_option("split", split, SPLITS)
     check_integer("seed", seed, 0)
@@ -227,15 +228,15 @@ def open_pathfinder(root: Path, split: Split, *, seed: int = 0) -> SequenceSourc
 
 
 def luma(colours: Pixels) -> Pixels:
-    """Grey [...] of red, green and blue [3, ...], as TensorFlow's rgb_to_grayscale."""
-    # one product after the other, not a matrix product: the order of the sum must not depend on the machine
+    """Grey values [...] of red, green and blue [3, ...], as by TensorFlow's rgb_to_grayscale."""
+    # not a matrix product, as the order of the sum must not depend on the machine
     red, green, blue = colours.astype(np.float32) * np.float32(1 / 255)
     grey = red * np.float32(0.2989) + green * np.float32(0.5870) + blue * np.float32(0.1140)
     return (grey * np.float32(255.5)).astype(np.uint8)
 
 
 def _share(root: Path, count: int, split: str, tenths: tuple[int, int], seed: int) -> Indices:
-    """Those of ``count`` images that lie between two tenths of the permutation of ``seed``, sorted."""
+    """Sorted indices of the images between two tenths of a random permutation of ``count`` images."""
     start, end = (count * tenth // 10 for tenth in tenths)
     if start == end:
         raise UserError(f"{root}: {count} images are too few, the split {split!r} would have none")
@@ -285,12 +286,12 @@ def _open_batches(folder: Path, split: str, seed: int) -> BatchPixels:
 def _read_classes(path: Path) -> tuple[str, ...]:
     names = _read_pickle(path).get(b"label_names")
     if not isinstance(names, list) or not names or not all(isinstance(name, bytes) for name in names):
-        raise UserError(f"{path} must have names of classes under b'label_names', got {names!r}")
+        raise UserError(f"{path} must have class names under b'label_names', got {names!r}")
     return tuple(name.decode("latin1") for name in names)
 
 
 def _read_batch(path: Path, classes: int) -> tuple[Pixels, Indices]:
-    """Grey images [images, tokens] and labels [images]."""
+    """Greyscale images [images, tokens] and labels [images]."""
     content = _read_pickle(path)
     values = 3 * CIFAR_SIDE * CIFAR_SIDE
     data, labels = content.get(b"data"), content.get(b"labels")
@@ -309,17 +310,17 @@ def _read_batch(path: Path, classes: int) -> tuple[Pixels, Indices]:
 
 
 class _PickledType:
-    """Stands for numpy's dtype in a pickle."""
+    """Stand-in for numpy's dtype in a pickle."""
 
     def __init__(self, code: object = None, *_: object) -> None:
         self.code = code
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and the like; nothing that one byte has."""
+        """Ignore the byte order and similar properties, which single bytes do not have."""
 
 
 class _PickledArray:
-    """Stands for a numpy array in a pickle: what the file says, and nothing of it is carried out."""
+    """Stand-in for a numpy array in a pickle, which holds the content of the file without executing anything."""
 
     shape: tuple[int, ...] = ()
     code: object = None
@@ -333,7 +334,7 @@ class _PickledArray:
         self.shape, self.code, self.by_column, self.content = shape, kind.code, bool(by_column), content
 
     def is_bytes(self, columns: int) -> bool:
-        """Whether it is uint8 [at least 1, columns], with all its values."""
+        """Whether it is a complete uint8 array [rows, columns] with at least one row."""
         rows = self.shape[0] if self.shape else 0
         whole = self.shape == (rows, columns) and len(self.content) == rows * columns > 0
         return whole and self.code in ("u1", b"u1")
@@ -347,7 +348,7 @@ def _pickled_array(*_: object) -> _PickledArray:
 
 
 def _pickled_bytes(text: str, encoding: str) -> bytes:
-    """Python 3 writes bytes so into a pickle that Python 2 can read."""
+    """Stand-in for the function by which Python 3 stores bytes in pickles that Python 2 can read."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"bytes must be written as latin1, got {encoding!r}")
     return text.encode("latin1")
@@ -363,14 +364,14 @@ STAND_INS: dict[tuple[str, str], Any] = {
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads numbers, strings, lists, dictionaries and arrays; every other name in the pickle is refused.
+    """Reads numbers, strings, lists, dictionaries and arrays, and refuses everything else.
 
-    A pickle may name any function to be called, so none is looked up but the stand-ins.
+    A pickle may name any function to be called, so only the stand-ins are looked up.
     """
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in STAND_INS:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which a batch has no need of")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which a batch does not need")
         return STAND_INS[module, name]
 
 
@@ -386,7 +387,7 @@ def _read_pickle(path: Path) -> dict[Any, Any]:
 
 
 def _read_metadata(folder: Path, paths: Sequence[str]) -> Samples:
-    """Every image that the metadata list, by folder and file."""
+    """All images in the metadata, sorted by folder and file."""
     rows = []
     for number, path in enumerate(paths):
         for line, content in enumerate(Path(path).read_bytes().splitlines(), start=1):
@@ -402,5 +403,5 @@ def _read_metadata(folder: Path, paths: Sequence[str]) -> Samples:
     same = np.flatnonzero((np.diff(samples.folders) == 0) & (np.diff(samples.files) == 0))
     if len(same):
         first, second = (f"{paths[samples.metadata[i]]}:{samples.lines[i]}" for i in (same[0], same[0] + 1))
-        raise SequenceError(f"{second}: every image must be listed once, this one is listed in {first} too")
+        raise SequenceError(f"{second}: every image must be listed once, this one is also listed in {first}")
     return samples

@@ -1,12 +1,12 @@
-"""Bytes of texts: Text (IMDb reviews) and Retrieval (AAN papers) of the Long Range Arena.
+"""Texts as bytes: Text (IMDb reviews) and Retrieval (AAN papers) of the Long Range Arena.
 
-The layouts, below ``ROOT``:
+The layouts below ``ROOT``:
 
 - IMDb: ``[aclImdb/]{train,test}/{neg,pos}/*.txt``
-- AAN: ``[tsv_data/ | lra_release/tsv_data/]new_aan_pairs.{train,eval,test}.tsv``, lines of the columns label, id1, id2,
-  text1, text2 between tabs, without a header and without quotes
+- AAN: ``[tsv_data/ | lra_release/tsv_data/]new_aan_pairs.{train,eval,test}.tsv`` with the tab-separated columns label,
+  id1, id2, text1, text2, without a header and without quotes
 
-A token is a byte + 1, so that 0 stays free for padding; a text ends after ``max_length`` bytes, as in the benchmark.
+A token is a byte + 1, because 0 is padding; texts are cut to ``max_length`` bytes, as in the benchmark.
 """
 
 import logging
@@ -21,7 +21,7 @@ from softline.checks import check_integer, check_option
 from softline.data.sequences.interface import SequenceError, SequenceSource, Split, Tokens
 from softline.errors import UserError
 
-# the benchmark chooses its checkpoint on the test reviews
+# the benchmark selects its checkpoint on the test reviews
 IMDB_SPLITS = {"train": "train", "val": "test", "test": "test"}
 AAN_SPLITS = {"train": "train", "val": "eval", "test": "test"}
 IMDB_ORIGIN = "aclImdb_v1.tar.gz of ai.stanford.edu/~amaas/data/sentiment"
@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 
 
 class Reviews:
-    """Text files, one sample each. Every load opens its file anew: threads and processes share none.
+    """Text files, one per sample; every load opens its file again, so that threads and processes share no open files.
 
-    folder: holds the folders neg and pos.
+    folder: folder that contains neg and pos.
     files: label and file name of each sample.
     """
 
@@ -49,7 +49,7 @@ class Reviews:
     def __init__(self, folder: str, files: Sequence[tuple[int, str]], *, max_length: int) -> None:
         self.max_length = max_length
         self._folder = folder
-        # arrays: the objects of a list would be copied into every worker, one reference count after the other
+        # arrays, because reference counting would gradually copy the objects of a list into every worker
         self._labels = np.array([label for label, _ in files], np.uint8)
         self._names = np.array([os.fsencode(name) for _, name in files])
 
@@ -72,9 +72,9 @@ class Reviews:
 
 
 class Pairs:
-    """Lines of a file of tab-separated columns, one sample of two texts each. Every load opens the file anew.
+    """Lines of a tab-separated file, each a sample of two texts; every load opens the file again.
 
-    bounds: where each line begins and where its line feed, or the file, ends [lines, 2].
+    bounds: start and end of each line, without its line feed [lines, 2].
     """
 
     classes = ("different", "same")
@@ -114,9 +114,9 @@ class Pairs:
 
 
 def open_imdb(root: Path, split: Split, *, max_length: int = 4000) -> SequenceSource:
-    """The reviews of a split, by file name, labels mixed; "val" is the test set, as in the benchmark.
+    """Open the reviews of a split, sorted by file name across labels; "val" is the test set, as in the benchmark.
 
-    root: the folder aclImdb, or the folder that holds it.
+    root: folder aclImdb or its parent.
     """
     check_option("split", split, IMDB_SPLITS)
     check_integer("max_length", max_length, 1)
@@ -130,11 +130,11 @@ def open_imdb(root: Path, split: Split, *, max_length: int = 4000) -> SequenceSo
 
 
 def open_aan(root: Path, split: Split, *, max_length: int = 4000) -> SequenceSource:
-    """The pairs of papers of a split, in the order of its file; "val" is the file eval.
+    """Open the pairs of papers of a split, in the order of the file; "val" is the file eval.
 
-    The file is read once, to find its lines and whether each has its columns.
+    The file is read once to find its lines and to check their columns.
 
-    root: lra_release, the folder that holds it, or the folder of the files.
+    root: lra_release, its parent, or the folder of the files.
     """
     check_option("split", split, AAN_SPLITS)
     check_integer("max_length", max_length, 1)
@@ -148,58 +148,62 @@ def open_aan(root: Path, split: Split, *, max_length: int = 4000) -> SequenceSou
         raise UserError(f"{path} must hold lines of the columns {', '.join(COLUMNS)}; it is empty")
     source = Pairs(str(path), bounds, max_length=max_length)
     for index in np.flatnonzero(_doubtful(path, bounds, tabs))[:1]:
-        # raises: now, not in the midst of training
+        # raises here and not during training
         source.load(int(index))
     return source
 
 
-def missing_download(what: str, split: str, paths: Sequence[Path], origin: str) -> ValueError:
-    """The error for data that is not where it is looked for."""
+def missing_download(what: str, split: str, paths: Sequence[Path], origin: str) -> UserError:
+    """The error for data that is not found at ``paths``."""
     places = ", ".join(str(path) for path in paths)
-    return UserError(f"{what} for the split {split!r} are not there; looked for {places}; they come from {origin}")
+    return UserError(f"{what} for the split {split!r} were not found; looked for {places}; they come from {origin}")
 
 
 def _text_names(folder: Path) -> list[str]:
-    # macOS leaves ._name.txt files, which are no texts
+    # macOS creates ._name.txt files, which are not texts
     names = [name for name in os.listdir(folder) if not name.startswith(".")]
     texts = [name for name in names if name.endswith(".txt")]
     if not texts:
         raise UserError(f"{folder} holds no reviews: expected *.txt")
     if len(texts) < len(names):
-        logger.warning("%d files in %s are no reviews (*.txt) and are not read", len(names) - len(texts), folder)
+        logger.warning("%d files in %s are not reviews (*.txt) and are ignored", len(names) - len(texts), folder)
     return texts
 
 
-def _find_lines(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where lines begin and end [lines, 2], and where tabs are."""
-    feeds, tabs, size = [], [], 0
+def find_bytes(path: Path, *characters: str) -> tuple[list[NDArray[np.int64]], int]:
+    """Positions of each character in a file, which is read in blocks, and the size of the file."""
+    found, size = [[np.zeros(0, np.int64)] for _ in characters], 0
     with open(path, "rb") as file:
         while block := file.read(BLOCK):
             values = np.frombuffer(block, np.uint8)
-            feeds.append(np.flatnonzero(values == ord("\n")) + size)
-            tabs.append(np.flatnonzero(values == ord("\t")) + size)
+            for places, character in zip(found, characters, strict=True):
+                places.append(np.flatnonzero(values == ord(character)) + size)
             size += len(block)
-    ends = np.concatenate([np.zeros(0, np.int64), *feeds])
+    return [np.concatenate(places) for places in found], size
+
+
+def _find_lines(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Start and end of each line [lines, 2], and positions of the tabs."""
+    (ends, tabs), size = find_bytes(path, "\n", "\t")
     # the last line need not end in a line feed
     if size and (not len(ends) or ends[-1] != size - 1):
         ends = np.append(ends, size)
     starts = np.append(0, ends + 1)[: len(ends)]
-    places = np.concatenate([np.zeros(0, np.int64), *tabs])
-    return np.stack([starts, ends], axis=1), places
+    return np.stack([starts, ends], axis=1), tabs
 
 
 def _doubtful(path: Path, bounds: NDArray[np.int64], tabs: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Lines [lines] that have another number of columns, an empty text or another label."""
+    """Which lines [lines] have a wrong number of columns, an empty text or an unknown label."""
     content = np.memmap(path, np.uint8, "r")
     starts, ends = bounds.T
     first = np.searchsorted(tabs, starts)
     wrong = np.searchsorted(tabs, ends) - first != len(COLUMNS) - 1
     whole = np.flatnonzero(~wrong)
-    # where each column of the whole lines begins, and their line ends [lines, columns + 1]
+    # position before each column of the complete lines, and end of the line [lines, columns + 1]
     inner = tabs[first[whole, None] + np.arange(len(COLUMNS) - 1)]
     edges = np.concatenate([starts[whole, None] - 1, inner, ends[whole, None]], axis=1)
     widths = np.diff(edges, axis=1) - 1
-    # Windows' line ends
+    # Windows line endings
     widths[:, -1] -= content[ends[whole] - 1] == ord("\r")
     wrong[whole] = (widths[:, 3:] == 0).any(1)
     known = np.zeros(len(whole), np.bool_)

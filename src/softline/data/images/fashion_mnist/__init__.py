@@ -1,6 +1,7 @@
-"""Fashion-MNIST: 28 x 28 grey images of ten kinds of clothes (Xiao, Rasul and Vollgraf, https://arxiv.org/abs/1708.07747).
+"""Fashion-MNIST: 28 x 28 greyscale images of ten kinds of clothing.
 
-The package holds the first 600 training and 100 test images of each class, written by tools/make_fashion_mnist.py.
+By Xiao, Rasul and Vollgraf, https://arxiv.org/abs/1708.07747. The package contains the first 600 training and 100 test
+images of each class, written by tools/make_fashion_mnist.py.
 """
 
 import gzip
@@ -35,10 +36,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class ArrayImages:
-    """Grey images of an array.
+    """Greyscale images in an array.
 
     images: [image, 28, 28].
     labels: [image].
+    prefix: start of the images' names.
     """
 
     def __init__(self, images: Bytes, labels: Bytes, prefix: str) -> None:
@@ -56,7 +58,7 @@ class ArrayImages:
 
 
 def embedded(split: str) -> ArrayImages:
-    """The 6,000 training or 1,000 test images of the package, class by class."""
+    """The 6,000 training or 1,000 test images of the package, sorted by class."""
     check_option("split", split, SPLITS)
     compressed = files(__name__).joinpath(f"{SPLITS[split]}.npy.xz")
     with compressed.open("rb") as file, lzma.open(file) as plain:
@@ -66,7 +68,7 @@ def embedded(split: str) -> ArrayImages:
 
 
 def full(split: str, *, root: str | None = None) -> ArrayImages:
-    """All 60,000 training or 10,000 test images: Debian's if installed, else downloaded once to ``root``."""
+    """All 60,000 training or 10,000 test images: from Debian's package if installed, else downloaded to ``root``."""
     check_option("split", split, SPLITS)
     images, labels = _debian(SPLITS[split]) if DEBIAN.is_dir() else _download(SPLITS[split], root)
     return ArrayImages(images, labels, f"fashion-mnist/{SPLITS[split]}")

@@ -1,7 +1,7 @@
-"""Two photographs to look at models with, both dedicated to the public (CC0).
+"""Two example photographs, both in the public domain (CC0).
 
-chelsea.jpg: a cat, by Stefan van der Walt. coffee.jpg: a cup of coffee, by Rachel Michetti. Both from scikit-image's
-collection, not larger than 640 pixels.
+chelsea.jpg: a cat, by Stefan van der Walt. coffee.jpg: a cup of coffee, by Rachel Michetti. Both are from
+scikit-image's collection and at most 640 pixels wide and high.
 """
 
 import io
@@ -16,6 +16,6 @@ PHOTOGRAPHS = {"cat": "chelsea.jpg", "coffee": "coffee.jpg"}
 
 
 def open_photograph(name: str) -> Image.Image:
-    """The photograph ``name`` of `PHOTOGRAPHS`, in RGB."""
+    """Open the photograph ``name`` of `PHOTOGRAPHS` in RGB."""
     check_option("photograph", name, PHOTOGRAPHS)
     return decode(io.BytesIO((files(__name__) / PHOTOGRAPHS[name]).read_bytes()))
