@@ -1,9 +1,12 @@
 """What several test files need."""
 
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import timm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def assert_within_budget(actual: Sequence[Tensor], reference: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
@@ -58,3 +61,16 @@ def prefix_mask(lengths: list[int], tokens: int) -> Tensor:
 def qkv(tokens: int = 35, heads: int = 2, dim: int = 8, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """Queries, keys and values of two samples [2, H, N, D]."""
     return [torch.randn(2, heads, tokens, dim, dtype=dtype) for _ in range(3)]
+
+
+def fake_release(name: str, path: Path) -> nn.Module:
+    """A checkpoint as InLine's authors would store this model, and the model."""
+    model = timm.create_model(name).eval()
+    state = {}
+    for key, value in model.state_dict().items():
+        key = re.sub(r"^stages\.(\d+)\.blocks\.0\.", r"blocks.\1.", key)
+        key = key.replace("stages.0.embed.", "patch_embed.").replace("stages.0.position.weight", "pos_embed")
+        key = key.replace("stages.0.cls_token", "cls_token")
+        state[key.replace("local.hidden", "residual.0").replace("local.kernel", "residual.2")] = value
+    torch.save({"model": state}, path)
+    return model

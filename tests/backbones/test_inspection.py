@@ -7,6 +7,8 @@ import torch
 from softline import ATTENTIONS
 from softline.backbones.inspection import attention_layers, choose_layers, find_backbone, look, one_of_each_stage
 
+SHALLOW = {"depths": (1, 1, 1, 1)}
+
 
 def micro(attention="softpp", **options):
     return timm.create_model("softpp_micro", attention=attention, in_chans=1, num_classes=4, **options).eval()
@@ -26,7 +28,7 @@ def test_the_input_of_a_layer_is_what_its_attention_saw():
 
 @torch.no_grad()
 def test_models_that_hide_their_layers_are_refused():
-    model, images = micro(), torch.randn(1, 1, 28, 28)
+    model, images = micro("softmax", **SHALLOW), torch.randn(1, 1, 28, 28)
     compiled = torch.compile(model, backend="eager")
     compiled(images)
     with pytest.raises(ValueError, match="stage 1, block 1 did not run where it can be seen: pass the model before"):
@@ -75,7 +77,7 @@ def test_layers_of_a_pyramid_have_stages_and_those_of_a_flat_network_blocks():
 
 @pytest.mark.parametrize("name", ["inline_swin_tiny", "inline_cswin_tiny", "inline_pvt_tiny"])
 def test_every_block_of_every_family_can_show_its_weights(name):
-    model = timm.create_model(name, num_classes=2)
+    model = timm.create_model(name, num_classes=2, device="meta")
     assert len(attention_layers(model)) == sum(len(stage.blocks) for stage in model.stages)
 
 
@@ -105,8 +107,8 @@ def test_tokens_outside_the_grid_are_refused():
 @torch.no_grad()
 def test_padding_inside_windows_is_masked(attention):
     # 64 / 4 = 16 rows in windows of 7 are padded to 21
-    model = timm.create_model("inline_swin_tiny", attention=attention, window_size=7, num_classes=2, stage_types="IIII")
-    model.eval()
+    options = {"window_size": 7, "num_classes": 2, "stage_types": "IIII", **SHALLOW}
+    model = timm.create_model("inline_swin_tiny", attention=attention, **options).eval()
     layers = [replace(layer, attention=layer.inner) for layer in attention_layers(model)[:1]]
     if attention == "softmax":
         layers = attention_layers(model)[:1]
@@ -124,11 +126,11 @@ def test_padding_inside_windows_is_masked(attention):
 
 
 def test_windows_and_strips_do_not_see_all():
-    swin = timm.create_model("inline_swin_tiny", num_classes=2).eval()
+    swin = timm.create_model("inline_swin_tiny", num_classes=2, **SHALLOW).eval()
     seen, _ = look(swin, torch.randn(1, 3, 224, 224), attention_layers(swin))
     # windows of 56 are the whole map; softmax's of the last stage as well
     assert all(given.sees_all for given in seen)
-    cswin = timm.create_model("inline_cswin_tiny", num_classes=2).eval()
+    cswin = timm.create_model("inline_cswin_tiny", num_classes=2, **SHALLOW).eval()
     seen, _ = look(cswin, torch.randn(1, 3, 64, 64), attention_layers(cswin))
     assert {given.sees_all for given in seen if given.layer.stage == 2} == {False}
     assert {given.sees_all for given in seen if given.layer.stage == 0} == {True}
@@ -137,7 +139,7 @@ def test_windows_and_strips_do_not_see_all():
 @pytest.mark.parametrize("attention", ["softmax", "inline"])
 @torch.no_grad()
 def test_every_layer_of_a_pvt_reads_single_rows(attention):
-    model = timm.create_model("inline_pvt_tiny", attention=attention, num_classes=2).eval()
+    model = timm.create_model("inline_pvt_tiny", attention=attention, num_classes=2, **SHALLOW).eval()
     for given in look(model, torch.randn(1, 3, 96, 64), attention_layers(model))[0]:
         assert hasattr(given.layer.attention, "rows")
         chosen = torch.tensor([given.tokens - 1, 0])

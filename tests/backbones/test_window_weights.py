@@ -21,9 +21,9 @@ GRIDS = [(9, 5), (15, 8), (8, 12), (3, 10), (9, 4), (3, 4)]
 INNER = {"inline": {"local_residual": False}, "softpp": {"value_conv": None}, "linear": {}, "softmax": {}}
 STRIPS = [1, 2, 4, None]
 
-every_grid = pytest.mark.parametrize("grid_size", GRIDS, ids=lambda grid: f"{grid[0]}x{grid[1]}")
+# a shift changes nothing where the map is one window
+PLACES = [(grid_size, shifted) for grid_size in GRIDS for shifted in (False, True) if grid_size != (3, 4) or shifted]
 every_inner = pytest.mark.parametrize("name", ["biased", *INNER])
-with_and_without_shift = pytest.mark.parametrize("shifted", [False, True], ids=["still", "shifted"])
 every_strip = pytest.mark.parametrize("strip", STRIPS)
 
 
@@ -76,72 +76,57 @@ def assert_gives_rows(module: nn.Module, x: Tensor, grid_size: Grid, weights: Te
         torch.testing.assert_close(rows, weights[:, :, index], rtol=1e-9, atol=1e-11)
 
 
-@torch.no_grad()
-@every_inner
-@every_grid
-@with_and_without_shift
-def test_weights_times_values_are_what_attention_inside_windows_gives(name, grid_size, shifted):
-    module, x = windowed(name, shifted=shifted).double(), tokens(grid_size)
-    weights = module.weights(x, grid_size)
-    assert weights.shape == (2, HEADS, x.shape[1], x.shape[1])
-    inner = module.attention
+def assert_gives_output(module: nn.Module, inner: nn.Module, x: Tensor, grid_size: Grid, weights: Tensor) -> None:
+    """The weights times the values, projected, are what the module gives."""
     values = inner.qkv(x)[..., -DIM:].unflatten(-1, (HEADS, -1)).transpose(1, 2)
     out = inner.proj((weights @ values).transpose(1, 2).flatten(2))
     torch.testing.assert_close(out, module(x, grid_size), rtol=1e-9, atol=1e-11)
 
 
 @torch.no_grad()
-@every_strip
-@every_grid
-def test_weights_times_values_are_what_attention_inside_strips_gives(strip, grid_size):
-    module, x = strips(strip).double(), tokens(grid_size)
-    weights = module.weights(x, grid_size)
-    values = module.qkv(x)[..., -DIM:].unflatten(-1, (HEADS, -1)).transpose(1, 2)
-    out = module.proj((weights @ values).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(out, module(x, grid_size), rtol=1e-9, atol=1e-11)
-
-
-@torch.no_grad()
 @every_inner
-@every_grid
-@with_and_without_shift
-def test_single_rows_are_those_of_the_weights_inside_windows(name, grid_size, shifted):
-    module, x = windowed(name, shifted=shifted).double(), tokens(grid_size)
-    assert_gives_rows(module, x, grid_size, module.weights(x, grid_size))
+def test_weights_inside_windows_give_the_output_and_the_rows(name):
+    for grid_size, shifted in PLACES:
+        module, x = windowed(name, shifted=shifted).double(), tokens(grid_size)
+        weights = module.weights(x, grid_size)
+        assert weights.shape == (2, HEADS, x.shape[1], x.shape[1])
+        assert_gives_output(module, module.attention, x, grid_size, weights)
+        assert_gives_rows(module, x, grid_size, weights)
 
 
 @torch.no_grad()
 @every_strip
-@every_grid
-def test_single_rows_are_those_of_the_weights_inside_strips(strip, grid_size):
-    module, x = strips(strip).double(), tokens(grid_size)
-    assert_gives_rows(module, x, grid_size, module.weights(x, grid_size))
+def test_weights_inside_strips_give_the_output_and_the_rows(strip):
+    for grid_size in GRIDS:
+        module, x = strips(strip).double(), tokens(grid_size)
+        weights = module.weights(x, grid_size)
+        assert_gives_output(module, module, x, grid_size, weights)
+        assert_gives_rows(module, x, grid_size, weights)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["biased", "softmax", "inline"])
-@every_grid
-@with_and_without_shift
-def test_tokens_see_those_of_their_window_and_no_others(name, grid_size, shifted):
-    module, x = windowed(name, shifted=shifted).double(), tokens(grid_size)
-    weights = module.weights(x, grid_size)
-    shift = WINDOW // 2 if shifted else 0
-    seen = seen_in_windows(grid_size, (WINDOW, WINDOW), shift=shift, separate_sides=name == "biased")
-    assert torch.equal(weights != 0, seen.expand_as(weights))
-    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+def test_tokens_see_those_of_their_window_and_no_others(name):
+    for grid_size, shifted in PLACES:
+        module, x = windowed(name, shifted=shifted).double(), tokens(grid_size)
+        weights = module.weights(x, grid_size)
+        shift = WINDOW // 2 if shifted else 0
+        seen = seen_in_windows(grid_size, (WINDOW, WINDOW), shift=shift, separate_sides=name == "biased")
+        assert torch.equal(weights != 0, seen.expand_as(weights))
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
 @torch.no_grad()
 @every_strip
-@every_grid
-def test_half_of_the_heads_see_vertical_strips_and_half_horizontal_ones(strip, grid_size):
-    module, x = strips(strip).double(), tokens(grid_size)
-    weights = module.weights(x, grid_size)
-    height, width = grid_size
-    halves = [grid_size, grid_size] if strip is None else [(height, strip), (strip, width)]
-    for half, windows in zip(weights.chunk(2, dim=1), halves, strict=True):
-        assert torch.equal(half != 0, seen_in_windows(grid_size, windows).expand_as(half))
-    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+def test_half_of_the_heads_see_vertical_strips_and_half_horizontal_ones(strip):
+    for grid_size in GRIDS:
+        module, x = strips(strip).double(), tokens(grid_size)
+        weights = module.weights(x, grid_size)
+        height, width = grid_size
+        halves = [grid_size, grid_size] if strip is None else [(height, strip), (strip, width)]
+        for half, windows in zip(weights.chunk(2, dim=1), halves, strict=True):
+            assert torch.equal(half != 0, seen_in_windows(grid_size, windows).expand_as(half))
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
 @torch.no_grad()

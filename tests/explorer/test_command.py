@@ -1,4 +1,3 @@
-import argparse
 import signal
 
 import pytest
@@ -7,36 +6,28 @@ pytest.importorskip("gradio")
 import httpx
 
 from softline.cli import explore as command
+from softline.cli import main
 from softline.explorer.catalog import FRESH
 from softline.explorer.server import listen
 from tests.explorer.running import explore, free_port
 
 
-def options(*arguments):
-    parser = argparse.ArgumentParser()
-    command.add(parser.add_subparsers())
-    return parser.parse_args(["explore", *arguments])
-
-
 @pytest.mark.parametrize("port", ["0", "-1", "70000"])
-def test_a_port_that_cannot_be_is_refused(port):
-    chosen = options(f"--port={port}")
-    with pytest.raises(ValueError, match=f"--port must be from 1 to 65535, got {port}"):
-        chosen.run(chosen)
+def test_a_port_that_cannot_be_is_refused(port, capsys):
+    assert main(["explore", f"--port={port}"]) == 2
+    assert f"--port must be from 1 to 65535, got {port}" in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_refused():
+def test_a_port_that_is_taken_is_refused(capsys):
     with listen("127.0.0.1", int(free_port())) as taken:
         port = taken.getsockname()[1]
-        chosen = options(f"--port={port}")
-        with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 is taken"):
-            chosen.run(chosen)
+        assert main(["explore", f"--port={port}"]) == 2
+    assert f"port {port} of 127.0.0.1 is taken" in capsys.readouterr().err
 
 
-def test_a_checkpoint_that_is_missing_is_named_before_anything_starts(tmp_path):
-    chosen = options(str(tmp_path / "missing.pt"))
-    with pytest.raises(ValueError, match=r"no such checkpoint or directory: .*missing\.pt"):
-        chosen.run(chosen)
+def test_a_checkpoint_that_is_missing_is_named_before_anything_starts(tmp_path, capsys):
+    assert main(["explore", str(tmp_path / "missing.pt")]) == 2
+    assert f"no such checkpoint or directory: {tmp_path / 'missing.pt'}" in capsys.readouterr().err
 
 
 def test_the_directory_of_runs_is_taken_if_it_has_checkpoints(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from softline.attention.registry import ATTENTIONS
 
 @ATTENTIONS.register("hydra")
 def hydra(dim: int, num_heads: int, *, num_prefix_tokens: int = 0, qkv_bias: bool = True) -> MultiHeadAttention:
-    """As many heads as channels, whatever ``num_heads`` is: `weights` has ``dim`` maps."""
+    """Hydra attention; it has as many heads as channels regardless of ``num_heads``, so `weights` has ``dim`` maps."""
     return MultiHeadAttention(
         dim,
         num_heads,

@@ -4,6 +4,7 @@ Values reach the functions as the browser sends them (``preprocess=False``), so 
 messages for the visitor, rather than in gradio.
 """
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from PIL import Image
 
 from softline.data.images.photographs import PHOTOGRAPHS, open_photograph
 from softline.errors import UserError
@@ -21,6 +23,7 @@ from softline.explorer.catalog import OWN
 from softline.explorer.drawing import SIDE, draw_photograph
 from softline.explorer.uploads import FORMATS, MAX_BYTES, MAX_PIXELS, RefusedImageError, read_upload
 from softline.explorer.view import LEAST_SIZE, MOST_SIZE, USUAL_SIZE, Answer, Asked, Explorer, Photo, square_photo
+from softline.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +117,7 @@ class Page:
         details = self.explorer.known_details(answer.asked, read_size(size))
         return [
             *_selectors(answer, *asked[1:]),
-            answer.picture,
+            self._store(answer.picture),
             facts.answer_table(answer),
             facts.details_table(details),
         ]
@@ -139,13 +142,22 @@ class Page:
     def show(self, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any) -> list[Any]:
         """Update the photograph and both sides."""
         try:
-            picture: Any = draw_photograph(self.photo(name, uploaded).image, query)
+            picture: Any = self._store(draw_photograph(self.photo(name, uploaded).image, query))
         except UserError as error:
             gr.Warning(escape(str(error)))
             picture = gr.skip()
         half = len(asked) // 2
         sides = (asked[:half], asked[half:])
         return [picture, *(update for side in sides for update in self.show_side(name, uploaded, size, query, *side))]
+
+    def _store(self, picture: Image.Image) -> str:
+        """Write a picture to the folder that gradio serves; return its path.
+
+        The write is atomic: gradio itself would write the same picture again while a browser reads it.
+        """
+        path = self.folder / f"{hashlib.sha256(picture.tobytes()).hexdigest()}.jpeg"
+        write_whole(path, lambda file: picture.save(file, format="JPEG"))
+        return str(path)
 
     def click(
         self, event: gr.EventData, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any
@@ -330,7 +342,6 @@ def _picture(label: str, name: str) -> gr.Image:
     return gr.Image(
         label=label,
         elem_id=name,
-        format="jpeg",
         interactive=False,
         buttons=[],
         alt_text=label,
