@@ -2,7 +2,6 @@ import pytest
 
 from softline import ATTENTIONS
 from softline.analysis.cost import cost_exponents, layer_costs, plot_layer_costs
-from softline.plotting.figures import save_figure
 
 
 def test_costs_tell_linear_attentions_from_quadratic_ones():
@@ -30,9 +29,8 @@ def test_unknown_attentions_are_refused():
         layer_costs(["softmx"], [4])
 
 
-def test_a_figure_is_written_twice_and_whole(tmp_path):
-    paths = save_figure(plot_layer_costs(layer_costs(["inline"], [4, 8])), tmp_path, "cost")
-    assert [path.name for path in paths] == ["cost.png", "cost.svg"]
-    assert paths[0].read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in paths[1].read_text()
-    assert sorted(tmp_path.iterdir()) == sorted(paths)
+def test_the_figure_names_the_exponents():
+    figure = plot_layer_costs(layer_costs(["inline"], [8, 16]))
+    assert [axis.get_title(loc="left") for axis in figure.axes] == ["multiply-adds [millions]", "peak memory [MiB]"]
+    (label,) = figure.axes[0].get_legend_handles_labels()[1]
+    assert label == "InLine: $N^{0.99}$"

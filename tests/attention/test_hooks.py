@@ -1,4 +1,5 @@
 import copy
+import textwrap
 
 import pytest
 import timm
@@ -10,6 +11,7 @@ from softline.attention import (
     ATTENTIONS,
     create_attention,
     find_attentions,
+    hooks,
     record_attention,
     replace_attended,
     replace_weights,
@@ -241,7 +243,7 @@ def test_landmarks_without_a_cap_are_those_of_the_fixed_ratio():
     assert not torch.allclose(before, fixed(x, (12, 12)))
 
 
-# mistakes
+# mistakes and documentation
 
 
 def test_mistakes_are_named():
@@ -269,6 +271,15 @@ def test_mistakes_are_named():
         ),
     ):
         module(x, (3, 3))
+
+
+def test_the_example_of_the_module_runs():
+    lines = hooks.__doc__.splitlines()
+    code = textwrap.dedent("\n".join(line for line in lines if not line or line.startswith("    ")))
+    found = {}
+    exec(code, found)
+    assert found["first"].shape == (1, 1, 64, 64)
+    assert found["changed"].shape == found["ablated"].shape == (1, 1000)
 
 
 # torch.compile

@@ -61,5 +61,6 @@ def test_mistakes_end_in_a_message(trained, tmp_path, capsys):
     for image, message in messages.items():
         assert main(["predict", str(trained / "run/best.pt"), str(image)]) == 2
         assert message in capsys.readouterr().err
-    assert main(["predict", str(trained / "run/best.pt"), str(tmp_path), "--top", "0"]) == 2
+    image = str(trained / "data/val/dark/000.png")
+    assert main(["predict", str(trained / "run/best.pt"), image, "--top", "0"]) == 2
     assert "--top must be at least 1, got 0" in capsys.readouterr().err

@@ -99,7 +99,7 @@ def test_a_few_steps_lower_the_loss(build):
     images, targets = batch(2, 3, sizes=((64, 96), (96, 64)))
     optimizer = torch.optim.AdamW(detector.parameters(), lr=1e-3)
     course = []
-    for _ in range(6):
+    for _ in range(10):
         loss = sum(detector(images, targets).values())
         optimizer.zero_grad()
         loss.backward()

@@ -316,7 +316,7 @@ def per_stage(attention: AttentionChoice, count: int) -> list[str]:
     """Return one attention name per stage."""
     names = [attention] * count if isinstance(attention, str) else list(attention)
     if len(names) != count:
-        raise UserError(f"attention must be one name, or one for each of {count} stages, got {attention!r}")
+        raise UserError(f"attention must be one name, or a name for each of {count} stages, got {attention!r}")
     for name in names:
         check_option("attention", name, ATTENTIONS)
     return names

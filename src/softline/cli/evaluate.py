@@ -10,7 +10,7 @@ from softline.checks import check_integer
 from softline.cli.arguments import Parser, add_checkpoint, check_parent, integers
 from softline.cli.processes import told_once
 from softline.cli.progress import Progress
-from softline.cli.table import Table, format_table, is_loss, percent
+from softline.cli.table import Table, format_table, is_loss, metric_text, percent
 from softline.cli.task_options import given_options
 from softline.files import write_json
 
@@ -126,14 +126,15 @@ def _result_text(measured: "Measured", *, with_head: bool) -> str:
         parts.append(line)
     else:
         parts.append(", ".join(f"{name} {value}" for name, value in measured.on.items()))
-        parts.append(format_table(["metric", "value"], [[name, _metric(name, metrics[name])] for name in metrics]))
+        parts.append(format_table(["metric", "value"], [[name, metric_text(name, metrics[name])] for name in metrics]))
         parts.append(f"{measured.result.samples:,} samples, {measured.result.per_second:,.2f} samples/s")
     return "\n".join(parts)
 
 
 def _row(measured: "Measured") -> tuple[Table, str]:
     result = measured.result
-    numbers = {_metric_name(name): _metric(name, value).removesuffix(" %") for name, value in result.metrics.items()}
+    names = sorted(result.metrics, key=is_loss)
+    numbers = {_metric_name(name): metric_text(name, result.metrics[name]).removesuffix(" %") for name in names}
     speed = f"{result.per_second:,.0f}" if result.per_second >= 100 else f"{result.per_second:,.2f}"
     cells = {**{name: str(value) for name, value in measured.on.items()}, **numbers}
     cells |= {"samples/s": speed, "samples": f"{result.samples:,}"}
@@ -146,10 +147,6 @@ def _metric_name(name: str) -> str:
     """Return the head of a metric's column, such as "top-1 %"."""
     shown = f"top-{name.removeprefix('top')}" if name.startswith("top") else name
     return shown if is_loss(name) else f"{shown} %"
-
-
-def _metric(name: str, value: float) -> str:
-    return f"{value:.4f}" if is_loss(name) else percent(value)
 
 
 def _class_table(rows: list[dict[str, Any]]) -> str:

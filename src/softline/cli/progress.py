@@ -69,10 +69,11 @@ class Progress:
         """
         if self.terminal:
             if name not in self.bars:
-                self.bars[name] = _bar_class()(total=0, file=self.stream, leave=False, dynamic_ncols=True)
+                self.bars[name] = _bar_class()(total=0, file=self.stream, leave=False, bar_format=" ")
             bar = self.bars[name]
+            bar.ncols, bar.nrows = _size_of(self.stream)
             bar.n, bar.total = done or 0, total
-            bar.bar_format = self._format(name, text, with_bar=total is not None)
+            bar.bar_format = self._format(name, text, bar.ncols, with_bar=total is not None)
             bar.refresh()
         elif last or time.monotonic() - self.last_line.get(name, self.begin) > SECONDS_BETWEEN_LINES:
             self.last_line[name] = time.monotonic()
@@ -83,11 +84,11 @@ class Progress:
         if name in self.bars:
             self.bars.pop(name).close()
 
-    def _format(self, name: str, text: str, *, with_bar: bool) -> str:
+    def _format(self, name: str, text: str, columns: int, *, with_bar: bool) -> str:
         """Return a line in tqdm's notation; on a narrow terminal, the bar gives way to the text."""
         width = max(len(other) for other in self.bars)
         label = f"{name:<{width}}  " if width else ""
-        free = _columns(self.stream) - len(label) - (len("100 %  ") if with_bar else 0) - 1
+        free = columns - len(label) - (len("100 %  ") if with_bar else 0) - 1
         text = text[: max(free, 0)]
         free -= len(text) + len("||  ")
         bar = f"|{{bar:{min(free, BAR_WIDTH)}}}|  " if free >= 4 else ""
@@ -112,7 +113,8 @@ class Progress:
             self._step(event, run)
         elif isinstance(event, Evaluating):
             of = "" if event.total is None else f" of {event.total:,}"
-            self.show(run, f"evaluating: {event.done:,}{of}", done=event.done, total=event.total)
+            unit = self.started[run][1].unit if run in self.started else "samples"
+            self.show(run, f"evaluating: {event.done:,}{of} {unit}", done=event.done, total=event.total)
         elif isinstance(event, Evaluated):
             text = f"epoch {event.epoch:.4g}: {metrics_text(event.metrics)}"
             if run:
@@ -183,9 +185,10 @@ def _bar_class() -> Any:
     return Bar
 
 
-def _columns(stream: TextIO) -> int:
-    """Return the width of the terminal, or what the environment says if it does not know its width."""
-    return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size().columns
+def _size_of(stream: TextIO) -> tuple[int, int]:
+    """Return columns and rows of a terminal; some do not know them, and then the environment's or 80 x 24 are taken."""
+    known, other = os.get_terminal_size(stream.fileno()), shutil.get_terminal_size()
+    return known.columns or other.columns, known.lines or other.lines
 
 
 def _literal(text: str) -> str:

@@ -58,7 +58,7 @@ def run(
     import matplotlib  # noqa: F401
 
     from softline.cli.compare import comparison_table
-    from softline.experiments.quickstart import scores_without_attention, test_images
+    from softline.experiments.quickstart import scores_without_attention, validation_images
     from softline.report.examples import compare_attention
     from softline.report.page import Report, render
 
@@ -76,7 +76,7 @@ def run(
     report = Report(
         comparison=comparison,
         scaling=scaling,
-        examples=compare_attention(checkpoints, test_images(comparison)),
+        examples=compare_attention(checkpoints, validation_images(comparison)),
         command=command_line(options),
         seconds=time.monotonic() - begin,
         without_attention=without,

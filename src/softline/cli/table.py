@@ -43,15 +43,18 @@ def percent(fraction: float | None) -> str:
     return "none" if fraction is None or fraction < 0 else f"{100 * fraction:.2f} %"
 
 
+def metric_text(name: str, value: float) -> str:
+    """Format a metric: losses as they are, all others in percent."""
+    return f"{value:.4f}" if is_loss(name) else percent(value)
+
+
 def metrics_text(metrics: dict[str, float]) -> str:
-    """Put metrics into one line: losses as they are and at the end, all others in percent."""
-    fractions = [f"{name} {percent(value)}" for name, value in metrics.items() if not is_loss(name)]
-    losses = [f"{name} {value:.4f}" for name, value in metrics.items() if is_loss(name)]
-    return "  ".join(fractions + losses)
+    """Put metrics into one line."""
+    return "  ".join(f"{name} {metric_text(name, metrics[name])}" for name in sorted(metrics, key=is_loss))
 
 
 def is_loss(name: str) -> bool:
-    """Return whether a metric of this name is a loss; all other metrics are fractions."""
+    """Return whether a metric of this name is a loss, which is printed after the others; the others are fractions."""
     return name.endswith("loss")
 
 

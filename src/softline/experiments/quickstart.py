@@ -65,7 +65,7 @@ def train_attentions(
     return QuickstartRuns(comparison, {name: path for name, path in paths.items() if path.exists()}, reused)
 
 
-def test_images(comparison: Comparison) -> ImageSource:
+def validation_images(comparison: Comparison) -> ImageSource:
     """Open the images that the networks were validated on."""
     data = comparison.recipe["data"]
     source = open_source(data["source"], data["val_split"], root=data["root"])

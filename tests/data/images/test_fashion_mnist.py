@@ -6,7 +6,7 @@ import pytest
 
 from softline.data.images import fashion_mnist, open_source
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PACKAGE = Path(fashion_mnist.__file__).parent
 needs_debian = pytest.mark.skipif(not fashion_mnist.DEBIAN.is_dir(), reason="dataset-fashion-mnist is not installed")
 

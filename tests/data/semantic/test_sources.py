@@ -2,6 +2,7 @@ import io
 import logging
 import pickle
 import struct
+import traceback
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +17,13 @@ from torchvision.datasets import Cityscapes
 
 from softline.data.images import CorruptImageError, find_corrupt, without
 from softline.data.sampler import TrainBatches
-from softline.data.semantic.classes import ADE20K, CITYSCAPES
+from softline.data.semantic.classes import palette
 from softline.data.semantic.sources import (
     IGNORE,
     CorruptMaskError,
     SemanticImages,
     SemanticSource,
     open_semantic,
-    palette,
 )
 from softline.data.semantic.transforms import semantic_eval_transform, semantic_train_transform
 
@@ -149,39 +149,11 @@ def test_cityscapes_label_ids_become_train_ids(cityscapes, caplog):
     assert len(source.classes) == 19
 
 
-def test_cityscapes_classes_are_those_of_the_set():
-    trained = sorted((known for known in Cityscapes.classes if 0 <= known.train_id < 19), key=lambda k: k.train_id)
-    assert [(known.name, known.id, known.color) for known in trained] == [tuple(known) for known in CITYSCAPES]
-    assert palette("cityscapes").tolist() == [list(known.color) for known in trained]
-
-
 def test_cityscapes_files_must_hold_label_ids(cityscapes):
     mask = cityscapes / "gtFine" / "train" / "aachen" / "aachen_000000_000019_gtFine_labelIds.png"
     write_mask(mask, [255, 34], (7, 5))
     with pytest.raises(CorruptMaskError, match=r"must be 0 to 33 \(label ids\) or 255 \(no label\), got 34 \(1 pixels"):
         open_semantic("cityscapes", cityscapes, "train").load(0)
-
-
-def test_ade20k_has_150_different_classes():
-    assert len(ADE20K) == len(set(ADE20K)) == 150
-    assert (ADE20K[12], ADE20K[89], ADE20K[126]) == ("person", "television receiver", "animal")
-
-
-@pytest.mark.parametrize(("count", "least"), [(2, 200), (11, 100), (150, 30), (255, 20)])
-def test_a_palette_has_colours_far_from_each_other_and_from_black_and_white(count, least):
-    colours = palette(count)
-    assert (colours.shape, colours.dtype) == ((count, 3), np.uint8)
-    others = np.concatenate([colours.astype(float), [[0, 0, 0], [255, 255, 255]]])
-    distances = np.linalg.norm(others[:, None] - others, axis=-1) + 1000 * np.eye(count + 2)
-    assert distances.min() >= least
-
-
-def test_a_label_keeps_its_colour_however_many_follow():
-    assert np.array_equal(palette("ade20k")[:11], palette(11))
-    palette(11)[:] = 0
-    assert palette(11).any()
-    with pytest.raises(ValueError, match="classes must be one of ade20k, cityscapes; got 'folder'"):
-        palette("folder")
 
 
 def test_palette_masks_are_read_by_their_indices(camvid):
@@ -312,8 +284,10 @@ def test_the_error_of_a_mask_survives_pickling(camvid):
 def test_a_corrupt_mask_stops_a_worker_with_its_name(camvid):
     write_mask(camvid / "trainannot" / "b.png", 9)
     dataset = SemanticImages(opened(camvid), semantic_eval_transform())
-    with pytest.raises(CorruptMaskError, match=r"mask .*trainannot/b\.png: its values must be 0 to 2"):
+    with pytest.raises(CorruptMaskError, match=r"mask .*trainannot/b\.png: its values must be 0 to 2") as error:
         list(DataLoader(dataset, num_workers=1))
+    # otherwise torch waits 5 seconds for the worker once the iterator in the traceback is collected
+    traceback.clear_frames(error.tb)
 
 
 def test_every_file_without_its_pair_is_listed(camvid):

@@ -1,9 +1,6 @@
-from itertools import pairwise
-
-import numpy as np
 import pytest
 
-from softline.data.sequences.interface import SequenceSamples, SequenceSource, length_groups
+from softline.data.sequences.interface import SequenceSource
 from softline.data.sequences.listops import ListOpsSettings
 from softline.data.sequences.lra import open_lra
 
@@ -30,25 +27,6 @@ def test_generated_expressions_are_kept(tmp_path):
     again = open_lra("listops", tmp_path / "made", "train", **options)
     assert len(heard) == told
     assert again.load(0)[0][0].tolist() == sources[0].load(0)[0][0].tolist()
-
-
-def test_samples_are_tensors_by_index_and_by_epoch(tmp_path):
-    samples = SequenceSamples(open_lra("listops", tmp_path / "made", "val", generate=SMALL))
-    (tokens,), label = samples[1]
-    (later,), same = samples[(7, 1)]
-    assert tokens.tolist() == later.tolist()
-    assert tokens.dtype.is_signed
-    assert label == same
-    assert len(samples) == 3
-
-
-def test_groups_are_alike_in_length_and_of_whole_batches():
-    lengths = np.random.default_rng(0).integers(5, 500, 1000)
-    groups = np.array(length_groups(lengths, batch_size=4))
-    assert np.bincount(groups).tolist() == [143, 143, 143, 143, 143, 143, 142]
-    bounds = [(lengths[groups == group].min(), lengths[groups == group].max()) for group in range(7)]
-    assert all(high <= low for (_, high), (low, _) in pairwise(bounds))
-    assert length_groups(lengths, batch_size=999) == [0] * 1000
 
 
 def test_sources_tell_lengths_without_reading(tmp_path):
