@@ -132,5 +132,7 @@ def test_several_runs_have_a_bar_each_and_a_line_in_the_end(screen):
         progress.hear_run("softpp", 0, Finished(done, reused=False))
         progress.hear_run("softmax", 0, Finished(done, reused=True))
         shown = terminal.read()
+        # the bar that is left has moved up
+        assert [bar.pos for bar in progress.bars.values()] == [0]
     assert "[1/3] softpp, seed 0: top-1 80.00 % (0:00)\r\n" in shown
     assert "[2/3] softmax, seed 0: top-1 80.00 % (done before)\r\n" in shown

@@ -62,13 +62,16 @@ def test_model_is_left_in_the_mode_it_was_in(training):
 class Broken(Rows):
     def __getitem__(self, index):
         if index == 2:
-            raise ValueError("image 2 cannot be decoded")
+            raise UserError("image 2 cannot be decoded") from OSError("broken data stream")
         return super().__getitem__(index)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_error_about_the_data_keeps_its_words(workers):
-    """A worker of torch's DataLoader would wrap it in a traceback."""
+    """A worker of torch's DataLoader would put its traceback into the text; here it is the cause."""
     task = task_of(Broken(4))
-    with pytest.raises(ValueError, match=r"^image 2 cannot be decoded$"):
+    with pytest.raises(UserError, match=r"^image 2 cannot be decoded$") as caught:
         evaluate(task, task.model, distributed.start(), batch_size=2, workers=workers)
+    cause = str(caught.value.__cause__)
+    assert "test_evaluate.py" in cause
+    assert "OSError: broken data stream" in cause

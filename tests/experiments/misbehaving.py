@@ -3,10 +3,12 @@
 import time
 from typing import Any
 
+from softline.errors import UserError
+
 
 def misbehave(task: str, tell: Any) -> None:
     if task == "fail":
-        raise ValueError("a mistake in the data")
+        raise UserError("a mistake in the data")
     if task == "die":
         raise SystemExit(3)
     tell("begun")

@@ -12,7 +12,7 @@ from softline.engine.checkpoint import load_checkpoint
 from softline.engine.optimizer import create_optimizer, total_steps
 from softline.engine.reading import list_recipes, load_recipe
 from softline.engine.recipe import ModelRecipe
-from softline.engine.task import build_task, definition_of
+from softline.engine.task import Setup, build_task, definition_of
 from softline.engine.train import train
 from softline.tasks.loading import load_trained
 from softline.tasks.networks import build_body, load_body
@@ -48,6 +48,16 @@ def test_runs_are_measured_alike_in_training_and_from_their_checkpoint(kind, run
     [(_, result)] = evaluated(trained)
     assert result.samples == 3
     assert result.metrics == pytest.approx(content["metrics"], rel=1e-6)
+
+
+@every_kind
+def test_analyses_see_the_backbone(kind, runs):
+    trained = load_trained(str(runs[kind] / "run/last.pt"))
+    view = trained.view()
+    assert view.model in list(trained.model.modules())
+    assert (view.classes, view.data, view.settings["mode"]) == ((), None, "RGB")
+    with torch.no_grad():
+        assert view.model.eval().forward_features(torch.zeros(1, 3, 64, 64)).shape[1] == view.model.num_features
 
 
 def test_metrics_are_those_of_the_task(runs):
@@ -105,9 +115,8 @@ def test_weights_of_flattened_networks_find_their_places(tmp_path):
 
 def test_too_few_wide_or_tall_images_are_told(runs):
     heard = []
-    build_task(
-        recipe_of("detection", runs["detection"], "--batch_size=5", "--data.group_aspects=true"), notify=heard.append
-    )
+    recipe = recipe_of("detection", runs["detection"], "--batch_size=5", "--data.group_aspects=true")
+    build_task(recipe, Setup(notify=heard.append))
     assert "4 wide images are fewer than batch_size 5 and are never trained on" in heard[0]
     assert "4 tall images" in heard[1]
 
@@ -256,7 +265,7 @@ def test_predict_does_not_draw_over_the_images(runs, tmp_path, capsys):
     image.write_bytes((runs["detection"] / "coco/val/0.png").read_bytes())
     before = image.read_bytes()
     assert main(["predict", str(runs["detection"] / "run/last.pt"), str(image), "--out", str(tmp_path)]) == 2
-    assert "0.png is one of the images and would be lost" in capsys.readouterr().err
+    assert "0.png is one of the images and would be overwritten" in capsys.readouterr().err
     assert image.read_bytes() == before
 
 
@@ -286,7 +295,7 @@ def test_the_score_asked_for_counts_not_the_one_trained_with(runs):
 @pytest.mark.parametrize(
     ("kind", "arguments", "message"),
     [
-        ("detection", [], "say where to by --out DIR"),
+        ("detection", [], "name a directory for the drawings with --out DIR"),
         ("detection", ["--out", "OUT", "--top", "3"], "--top has no meaning for a detector, which takes --score"),
         (
             "segmentation",

@@ -95,6 +95,7 @@ def test_its_errors_are_told_in_a_line(printed):
     """It has no attention to compare, and no image to look at."""
     code, _, error = printed["compare"]
     assert (code, error.count("\n")) == (2, 1)
+    assert "model.options: bits has none, got {'attention': 'softmax'}" in error
     code, _, error = printed["analyze"]
     assert code == 2
     assert "bits is a judge of parity: there is no image to show it" in error

@@ -15,6 +15,7 @@ from torchmetrics.classification import BinaryAccuracy
 from softline.engine.recipe import Recipe
 from softline.engine.task import Loss, Setup, TaskDefinition
 from softline.engine.trained import Evaluator, Measured, Prediction, Trained
+from softline.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,9 @@ class ParityDefinition(TaskDefinition[ParityRecipe]):
         return Parity(self.network(recipe, {}), recipe.data.highest)
 
     def network(self, recipe: ParityRecipe, facts: Mapping[str, Any]) -> nn.Module:
-        return nn.Linear(8, 1, **recipe.model.options)
+        if recipe.model.options:
+            raise UserError(f"model.options: {recipe.model.name} has none, got {recipe.model.options}")
+        return nn.Linear(8, 1)
 
     def trained(self, model: nn.Module, recipe: ParityRecipe, facts: Mapping[str, Any]) -> TrainedParity:
         return TrainedParity(recipe.model.name, model, facts["classes"], recipe)

@@ -358,6 +358,7 @@ def _measure(
         print(table.head(), flush=True)
     count = len(cases) * len(set(options.sizes)) * len(MODES[options.mode])
     with Progress() as progress:
+        progress.show("", f"[0/{count}] starting", done=0, total=count)
 
         def hear(row: "Row") -> None:
             results.hear(row)

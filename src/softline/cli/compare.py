@@ -118,12 +118,13 @@ def comparison_table(comparison: "Comparison") -> str:
     score = f"{metric_label(comparison.metric)} %"
     header = ["variant", score, "params M", "MMACs", f"KiB/{comparison.unit.removesuffix('s')}*", "train/s", "infer/s"]
     machine = comparison.environment
+    threads = f"{machine['threads']} torch thread{'s' if machine['threads'] != 1 else ''}"
     seeds = len(comparison.seeds)
     spread = f"mean ± standard deviation of {seeds} seeds; " if seeds > 1 else "one seed; "
     return "\n".join(
         [
             format_table(header, [_cells(row) for row in comparison.rows]),
-            f"{spread}{comparison.unit} per second on {machine['cpu']}, {machine['threads']} torch threads",
+            f"{spread}{comparison.unit} per second on {machine['cpu']}, {threads}",
             "* peak memory of a training step, beyond the weights",
         ]
     )

@@ -42,8 +42,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name in list(self.bars):
-            self.end(name)
+        self._close()
 
     def say(self, text: str, stream: TextIO | None = None) -> None:
         """Print a line that stays, above the bars.
@@ -68,13 +67,7 @@ class Progress:
         last: print the line where there is no terminal, even if the last one was printed a moment ago.
         """
         if self.terminal:
-            if name not in self.bars:
-                self.bars[name] = _bar_class()(total=0, file=self.stream, leave=False, bar_format=" ")
-            bar = self.bars[name]
-            bar.ncols, bar.nrows = _size_of(self.stream)
-            bar.n, bar.total = done or 0, total
-            bar.bar_format = self._format(name, text, bar.ncols, with_bar=total is not None)
-            bar.refresh()
+            self._draw(name, text, done, total)
         elif last or time.monotonic() - self.last_line.get(name, self.begin) > SECONDS_BETWEEN_LINES:
             self.last_line[name] = time.monotonic()
             self.say(f"{name}: {text}" if name else text)
@@ -82,7 +75,27 @@ class Progress:
     def end(self, name: str) -> None:
         """Stop showing a piece of work."""
         if name in self.bars:
-            self.bars.pop(name).close()
+            others = {other: bar for other, bar in self.bars.items() if other != name}
+            # the bars below it move up
+            self._close()
+            for other, bar in others.items():
+                self._draw(other, bar.desc, bar.n, bar.total)
+
+    def _draw(self, name: str, text: str, done: int | None, total: int | None) -> None:
+        if name not in self.bars:
+            self.bars[name] = _bar_class()(total=0, file=self.stream, leave=False, bar_format=" ")
+        bar = self.bars[name]
+        bar.ncols, bar.nrows = _size_of(self.stream)
+        bar.desc, bar.n, bar.total = text, done or 0, total
+        bar.bar_format = self._format(name, text, bar.ncols, with_bar=total is not None)
+        bar.refresh()
+
+    def _close(self) -> None:
+        """Remove all bars, the lowest first."""
+        while self.bars:
+            self.bars.popitem()[1].close()
+            # tqdm leaves the cursor where the bar ended
+            print(end="\r", file=self.stream, flush=True)
 
     def _format(self, name: str, text: str, columns: int, *, with_bar: bool) -> str:
         """Return a line in tqdm's notation; on a narrow terminal, the bar gives way to the text."""

@@ -55,7 +55,7 @@ def start(*, precision: Precision = "fp32", device: str = "auto") -> Accelerator
             step_scheduler_with_optimizer=False,
         )
     except DistNetworkError as error:
-        raise OSError(_network_message(str(error))) from None
+        raise UserError(_network_message(str(error))) from error
 
 
 def share(accelerator: Accelerator, model: nn.Module, strategy: Strategy) -> nn.Module:

@@ -94,7 +94,7 @@ class TaskDefinition(ABC, Generic[R]):
 
     @abstractmethod
     def network(self, recipe: R, facts: Mapping[str, Any]) -> "nn.Module":
-        """Create the network of a recipe without opening its data.
+        """Create the network of a recipe with random weights, without opening its data.
 
         facts: as returned by `Task.facts`.
         """

@@ -86,6 +86,8 @@ class Trained(ABC):
     The keyword-only parameters of `evaluate` and `predict` are the options that the command line accepts for the task.
     """
 
+    unit: str = "samples"
+    """What samples are called, in the plural."""
     drawings: tuple[str, ...] = ()
     """Suffixes of the pictures that `predict` makes of NAME.jpg: "" is NAME.png, "_labels" is NAME_labels.png."""
 

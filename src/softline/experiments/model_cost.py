@@ -59,7 +59,7 @@ class Probe:
         self.device = torch.device("cpu" if on_cpu else "cuda")
         self.precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.precision)
         self.task = task
-        self.model: nn.Module = definition_of(recipe).network(recipe.without_weights(), task.facts()).to(self.device)
+        self.model: nn.Module = definition_of(recipe).network(recipe, task.facts()).to(self.device)
         self.batch_size = max(recipe.batch_size // recipe.accumulate, 1)
         self.train_batch = self._batch(task.train_set, self.batch_size)
         self.val_batch = self._batch(task.val_set, self.batch_size)

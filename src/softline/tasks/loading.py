@@ -27,7 +27,7 @@ def load_trained(source: str) -> Trained:
 
 def _load_checkpoint(path: Path) -> Trained:
     content = load_checkpoint(path)
-    recipe = read_recipe(content["recipe"], where=str(path)).without_weights()
+    recipe = read_recipe(content["recipe"], where=str(path))
     definition = definition_of(recipe)
     model = definition.network(recipe, content["facts"])
     weights = content["state_dict"] if content["state_dict_ema"] is None else content["state_dict_ema"]

@@ -266,7 +266,7 @@ def test_an_image_counted_twice_is_an_error():
     metrics = CocoMetrics()
     metrics.update(found[:1], targets[:1])
     metrics.update(found[:1], targets[:1])
-    with pytest.raises(ValueError, match="image_id must be another for each image, got 1000 twice"):
+    with pytest.raises(ValueError, match="image_id must be different for each image, got 1000 twice"):
         metrics.compute()
 
 

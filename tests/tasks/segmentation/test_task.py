@@ -19,7 +19,7 @@ from softline.tasks.segmentation import task as segmentation
 from softline.tasks.segmentation.task import Segmentation, cross_entropy, image_logits, predict_labels
 from softline.tasks.segmentation.windows import SlidingWindows
 
-CAMVID = Path(__file__).parents[3] / "shared" / "data" / "camvid_small"
+CAMVID = Path(__file__).parents[4] / "shared" / "data" / "camvid_small"
 
 
 class Context(nn.Module):

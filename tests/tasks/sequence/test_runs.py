@@ -15,6 +15,7 @@ from softline.engine.optimizer import create_schedule, total_steps
 from softline.engine.reading import load_recipe
 from softline.engine.task import build_task
 from softline.engine.train import train
+from softline.errors import UserError
 from softline.tasks.loading import load_trained
 from tests.engine.test_distributed import TOLERANCE, TORCHRUN, environment
 from tests.tasks.small_sequence import small_overrides, small_recipe
@@ -57,6 +58,8 @@ def test_an_interrupted_run_goes_on_exactly_as_it_would_have(root, tmp_path):
 def test_a_checkpoint_is_used_without_its_data(root):
     trained = load_trained(str(root / "run/best.pt"))
     assert trained.facts == {"classes": list("0123456789"), "vocabulary": 32, "positions": 64, "parts": 1}
+    with pytest.raises(UserError, match="lra_encoder is a model of sequences: there is no image to show it"):
+        trained.view()
     assert trained.model(torch.randint(1, 16, (2, 1, 30))).shape == (2, 10)
 
 
@@ -70,8 +73,11 @@ def test_evaluate_tests_on_another_split(root, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "CHECKPOINT", "--sizes", "32"], "--sizes is for images"),
-        (["evaluate", "CHECKPOINT", "--skip-corrupt"], "--skip-corrupt is for images"),
+        (
+            ["evaluate", "CHECKPOINT", "--sizes", "32"],
+            "--sizes has no meaning for a model of sequences, which takes --split",
+        ),
+        (["evaluate", "CHECKPOINT", "--skip-corrupt"], "--skip-corrupt has no meaning for a model of sequences"),
         (["evaluate", "CHECKPOINT", "--split", "dev"], "--split must be one of test, train, val"),
         (["evaluate", "CHECKPOINT", "nowhere"], "nowhere holds no ListOps samples"),
         (["predict", "CHECKPOINT", "x.png"], "was trained for sequences, not for images"),

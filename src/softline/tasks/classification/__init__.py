@@ -25,7 +25,7 @@ class ClassificationDefinition(TaskDefinition[ClassificationRecipe]):
     def network(self, recipe: ClassificationRecipe, facts: Mapping[str, Any]) -> "nn.Module":
         from softline.tasks.networks import build_model
 
-        return build_model(recipe.model, len(facts["classes"]), recipe.data.image_size)
+        return build_model(recipe.without_weights().model, len(facts["classes"]), recipe.data.image_size)
 
     def trained(self, model: "nn.Module", recipe: ClassificationRecipe, facts: Mapping[str, Any]) -> "Classifier":
         from softline.tasks.classification.trained import Classifier

@@ -29,6 +29,7 @@ class Classifier(Trained):
     """
 
     kind = "a classifier"
+    unit = "images"
     recipe: ClassificationRecipe | None
 
     def __init__(
@@ -81,17 +82,18 @@ class Classifier(Trained):
         top: how many of them.
         """
         check_integer("--top", top, 1)
-        transform = eval_image_transform(self.settings)
         self.model.eval()
-        for path in paths:
-            image = read_image(path, self.settings["mode"])
-            with torch.no_grad():
-                logits: Tensor = self.model(transform(image).unsqueeze(0))[0]
-            best = logits.float().softmax(0).topk(min(top, len(logits)))
-            names = [self.classes[i] if self.classes else str(i) for i in best.indices.tolist()]
-            probabilities = best.values.tolist()
-            lines = [f"  {100 * value:5.1f} %  {name}" for name, value in zip(names, probabilities, strict=True)]
-            yield Prediction(path, {"classes": names, "probabilities": probabilities}, "\n".join(lines))
+        return (self._predict(path, top) for path in paths)
+
+    def _predict(self, path: str, top: int) -> Prediction:
+        image = eval_image_transform(self.settings)(read_image(path, self.settings["mode"]))
+        with torch.no_grad():
+            logits: Tensor = self.model(image.unsqueeze(0))[0]
+        best = logits.float().softmax(0).topk(min(top, len(logits)))
+        names = [self.classes[i] if self.classes else str(i) for i in best.indices.tolist()]
+        probabilities = best.values.tolist()
+        lines = [f"  {100 * value:5.1f} %  {name}" for name, value in zip(names, probabilities, strict=True)]
+        return Prediction(path, {"classes": names, "probabilities": probabilities}, "\n".join(lines))
 
     def view(self) -> ImageView:
         data = None

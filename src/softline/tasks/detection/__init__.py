@@ -26,7 +26,7 @@ class DetectionDefinition(TaskDefinition[DetectionRecipe]):
     def network(self, recipe: DetectionRecipe, facts: Mapping[str, Any]) -> "nn.Module":
         from softline.tasks.detection.build import build_detector
 
-        return build_detector(recipe, len(facts["classes"]))
+        return build_detector(recipe.without_weights(), len(facts["classes"]))
 
     def trained(self, model: "nn.Module", recipe: DetectionRecipe, facts: Mapping[str, Any]) -> "TrainedDetector":
         from softline.tasks.detection.trained import TrainedDetector

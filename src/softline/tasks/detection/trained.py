@@ -26,6 +26,7 @@ class TrainedDetector(Trained):
     """A model that finds the boxes, and with Mask R-CNN the masks, of objects."""
 
     kind = "a detector"
+    unit = "images"
     drawings = ("",)
     model: Detector
     recipe: DetectionRecipe
@@ -67,8 +68,7 @@ class TrainedDetector(Trained):
         check_range("--score", score, 0, 1, open_high=True)
         self.model.eval()
         self.model.score_threshold = score
-        for path in paths:
-            yield self._predict(path, read_image(path, "RGB"))
+        return (self._predict(path, read_image(path, "RGB")) for path in paths)
 
     def _predict(self, path: str, image: Image.Image) -> Prediction:
         pixels = (pil_to_tensor(image).float() / 255).to(next(self.model.parameters()).device)

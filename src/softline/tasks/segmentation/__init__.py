@@ -26,7 +26,7 @@ class SegmentationDefinition(TaskDefinition[SegmentationRecipe]):
     def network(self, recipe: SegmentationRecipe, facts: Mapping[str, Any]) -> "nn.Module":
         from softline.tasks.segmentation.build import build_segmenter
 
-        return build_segmenter(recipe, len(facts["classes"]))
+        return build_segmenter(recipe.without_weights(), len(facts["classes"]))
 
     def trained(self, model: "nn.Module", recipe: SegmentationRecipe, facts: Mapping[str, Any]) -> "TrainedSegmenter":
         from softline.tasks.segmentation.trained import TrainedSegmenter

@@ -27,6 +27,7 @@ class TrainedSegmenter(Trained):
     """A model that gives each pixel one of its classes."""
 
     kind = "a segmenter"
+    unit = "images"
     drawings = ("", "_labels")
     recipe: SegmentationRecipe
 
@@ -61,8 +62,7 @@ class TrainedSegmenter(Trained):
     def predict(self, paths: Sequence[str]) -> Iterator[Prediction]:
         """Find the class of each pixel; draw the classes over the image, and the labels as grey values."""
         self.model.eval()
-        for path in paths:
-            yield self._predict(path, read_image(path, "RGB"))
+        return (self._predict(path, read_image(path, "RGB")) for path in paths)
 
     def _predict(self, path: str, image: Image.Image) -> Prediction:
         data, size = self.recipe.data, (image.height, image.width)

@@ -26,6 +26,7 @@ class TrainedSequenceModel(Trained):
     """
 
     kind = "a model of sequences"
+    unit = "sequences"
     recipe: SequenceRecipe
 
     def __init__(self, name: str, model: nn.Module, recipe: SequenceRecipe, facts: Mapping[str, Any]) -> None:
