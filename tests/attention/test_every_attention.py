@@ -29,9 +29,15 @@ HALVES = [
 
 # options that change what is computed, beside each attention's defaults
 VARIANTS = {
-    "soft, average pooling, cholesky": ("soft", {"sampling": "avgpool", "inverse": "cholesky", "ridge": 0.01}),
+    "soft, average pooling, cholesky": (
+        "soft",
+        {"sampling": "avgpool", "max_landmarks": 4, "inverse": "cholesky", "ridge": 0.01},
+    ),
     "soft, halving, ridge": ("soft", {"start": "halving", "ridge": 0.01}),
-    "softpp, random landmarks, eigendecomposition": ("softpp", {"sampling": "random", "inverse": "pinv"}),
+    "softpp, random landmarks, eigendecomposition": (
+        "softpp",
+        {"sampling": "random", "max_landmarks": 4, "inverse": "pinv"},
+    ),
     "softpp, biased landmarks, no convolution": ("softpp", {"sampling": "biased", "value_conv": None}),
     "softpp, 2x3 landmarks": ("softpp", {"max_landmarks": (2, 3)}),
     "inline, exp, no residual": ("inline", {"feature_map": "exp", "local_residual": False}),

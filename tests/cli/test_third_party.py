@@ -17,6 +17,7 @@ class Thing(Trained):
     """A model with one switch, one number and two drawings."""
 
     kind = "a thing"
+    unit = "scenes"
     drawings = ("", "_mask")
     asked = None
 
@@ -60,15 +61,15 @@ def test_results_are_lines_or_tables_as_long_as_they_are(thing, capsys, tmp_path
     assert printed.err == ""
     assert printed.out.splitlines() == [
         "all images are fine",
-        "size   split  top-1 %    loss  samples/s  samples",
-        "32     val      25.00  0.5000      1,234        3",
-        "256    val      12.50  0.2500      12.25        3",
+        "size   split  top-1 %    loss  scenes/s  scenes",
+        "32     val      25.00  0.5000     1,234       3",
+        "256    val      12.50  0.2500     12.25       3",
         "class      iou  pixels",
         "brick  50.00 %   1,234",
         "leaf      none       0",
         "",
-        "source     mIoU %  samples/s  samples",
-        "somewhere   50.00       1.00        3",
+        "source     mIoU %  scenes/s  scenes",
+        "somewhere   50.00      1.00       3",
         "source somewhere",
         "metric      value",
         "AP        50.00 %",
@@ -76,7 +77,7 @@ def test_results_are_lines_or_tables_as_long_as_they_are(thing, capsys, tmp_path
         "AP75      25.00 %",
         "AP_small     none",
         "AR        60.00 %",
-        "1,000 samples, 7.50 samples/s",
+        "1,000 scenes, 7.50 scenes/s",
     ]
     written = json.loads(path.read_text())
     assert {key: written[key] for key in ("checkpoint", "model", "data")} == {

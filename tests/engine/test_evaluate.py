@@ -6,6 +6,7 @@ from torch.utils.data import Dataset
 
 from softline.engine import distributed
 from softline.engine.evaluate import evaluate
+from softline.errors import UserError
 from softline.tasks.classification.task import Classification
 
 

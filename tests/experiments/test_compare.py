@@ -275,7 +275,7 @@ def test_parallel_jobs_give_the_results_of_one(recipe, tmp_path):
 
 @pytest.mark.parametrize(
     ("task", "error", "message"),
-    [("fail", ValueError, "a mistake in the data"), ("die", OSError, r"ended unexpectedly \(exit code 3\)")],
+    [("fail", ValueError, "a mistake in the data"), ("die", ValueError, r"ended unexpectedly \(exit code 3\)")],
 )
 def test_a_failing_or_dying_process_is_an_error(task, error, message):
     with pytest.raises(error, match=message):
@@ -394,7 +394,6 @@ def test_compare_lists_presets(capsys):
         (["--attentions", "softmax,inlin"], "got 'inlin'; did you mean 'inline'?"),
         (["sampling", "--attentions", "inline"], "name a preset or --attentions, not both"),
         (["--schedule.epoch", "1"], "unknown key schedule.epoch; did you mean schedule.epochs?"),
-        (["--schedule.epochs", "1", "sampling"], "expected --key value, got 'sampling'"),
         (["--output", "/dev/null/runs"], "could not create the directory /dev/null/runs"),
         (["--json", "/no/such/place/rows.json"], "no such directory: /no/such/place"),
         (["--recipe", "quickstat"], "Did you mean quickstart?"),

@@ -57,7 +57,7 @@ def test_the_command_prints_and_writes_the_table(tmp_path, capsys):
     assert content["accuracy_percent"][0]["mean"] == pytest.approx(100 * content["runs"][0]["test_accuracy"])
     assert content["command"].startswith("softline lra --small")
     assert content["small"]
-    assert "of the full tasks" in printed
+    assert "for the full tasks" in printed
 
 
 def test_the_table_has_the_papers_averages():

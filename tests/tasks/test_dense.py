@@ -57,7 +57,7 @@ def test_analyses_see_the_backbone(kind, runs):
     assert view.model in list(trained.model.modules())
     assert (view.classes, view.data, view.settings["mode"]) == ((), None, "RGB")
     with torch.no_grad():
-        assert view.model.eval().forward_features(torch.zeros(1, 3, 64, 64)).shape[1] == view.model.num_features
+        assert view.model.eval().forward_features(torch.zeros(1, 3, 64, 64)).shape[-1] == view.model.num_features
 
 
 def test_metrics_are_those_of_the_task(runs):
@@ -195,7 +195,7 @@ def test_evaluate_prints_a_line_for_each_class(runs, capsys, tmp_path):
     checkpoint = str(runs["segmentation"] / "run/last.pt")
     assert main(["evaluate", checkpoint, "--json", str(tmp_path / "out.json")]) == 0
     printed = capsys.readouterr().out
-    for expected in ("class", "ground", "thing", "mIoU", "pixel_accuracy", "3 images"):
+    for expected in ("class", "ground", "thing", "mIoU %", "pixel_accuracy %", "images/s"):
         assert expected in printed
     (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [each["name"] for each in row["details"]["classes"]] == ["ground", "thing"]

@@ -105,39 +105,39 @@ def _evaluate(options: argparse.Namespace) -> None:
         def show(done: int, total: int | None) -> None:
             if accelerator.is_main_process:
                 of = "" if total is None else f" of {total:,}"
-                progress.show("", f"{done:,}{of} samples", done=done, total=total)
+                progress.show("", f"{done:,}{of} {trained.unit}", done=done, total=total)
 
         evaluator = Evaluator(accelerator, options.batch_size, options.workers, say, show)
         for measured in trained.evaluate(options.data, evaluator, **given):
-            say(_result_text(measured, with_head=not rows))
+            say(_result_text(measured, trained.unit, with_head=not rows))
             rows.append({**measured.on, **dataclasses.asdict(measured.result)})
     if options.json is not None and accelerator.is_main_process:
         described = {"checkpoint": options.checkpoint, "model": trained.name, "data": options.data}
         write_json(options.json, {**described, "environment": environment(), "rows": rows})
 
 
-def _result_text(measured: "Measured", *, with_head: bool) -> str:
+def _result_text(measured: "Measured", unit: str, *, with_head: bool) -> str:
     """Format a result: a table of its classes, if there are any, then one line, or a line for each of many metrics."""
     metrics, classes = measured.result.metrics, measured.result.details.get("classes", [])
     parts = [f"{_class_table(classes)}\n"] if classes else []
     if len(metrics) <= MOST_COLUMNS:
-        table, line = _row(measured)
+        table, line = _row(measured, unit)
         parts += [table.head] if with_head or classes else []
         parts.append(line)
     else:
         parts.append(", ".join(f"{name} {value}" for name, value in measured.on.items()))
         parts.append(format_table(["metric", "value"], [[name, metric_text(name, metrics[name])] for name in metrics]))
-        parts.append(f"{measured.result.samples:,} samples, {measured.result.per_second:,.2f} samples/s")
+        parts.append(f"{measured.result.samples:,} {unit}, {measured.result.per_second:,.2f} {unit}/s")
     return "\n".join(parts)
 
 
-def _row(measured: "Measured") -> tuple[Table, str]:
+def _row(measured: "Measured", unit: str) -> tuple[Table, str]:
     result = measured.result
     names = sorted(result.metrics, key=is_loss)
     numbers = {_metric_name(name): metric_text(name, result.metrics[name]).removesuffix(" %") for name in names}
     speed = f"{result.per_second:,.0f}" if result.per_second >= 100 else f"{result.per_second:,.2f}"
     cells = {**{name: str(value) for name, value in measured.on.items()}, **numbers}
-    cells |= {"samples/s": speed, "samples": f"{result.samples:,}"}
+    cells |= {f"{unit}/s": speed, unit: f"{result.samples:,}"}
     # wide enough for the numbers of further lines, at other sizes
     table = Table(list(cells), widths=[max(len(cell), 5) for cell in cells.values()], left=len(measured.on))
     return table, table.line(list(cells.values()))

@@ -14,7 +14,7 @@ EXTRAS = {
 }
 """Optional packages by the name that is imported, and the extra of softline that installs each."""
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def message_of(error: Exception) -> str | None:

@@ -56,13 +56,14 @@ def run(options: argparse.Namespace) -> None:
     given = given_options(options, TASK_OPTIONS)
     check_options(trained.predict, given, kind=trained.kind)
     targets = _targets(options, trained.drawings, trained.kind)
+    predictions = trained.predict(options.images, **given)
     # all of them before the first one, as predictions may take long
     for path in options.images:
         check_file(path)
     if trained.drawings:
         make_directory(options.out)
     found = []
-    for path, prediction in zip(options.images, trained.predict(options.images, **given), strict=True):
+    for path, prediction in zip(options.images, predictions, strict=True):
         _write(prediction, targets[path])
         found.append({"name": prediction.name, **prediction.found})
     if options.json is not None:

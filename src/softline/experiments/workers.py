@@ -96,7 +96,7 @@ class _Worker:
             return self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
-            raise OSError(f"a training process ended unexpectedly (exit code {self.process.exitcode})") from None
+            raise UserError(f"a training process ended unexpectedly (exit code {self.process.exitcode})") from None
 
     def end(self) -> None:
         self.process.join(SECONDS_TO_STOP)

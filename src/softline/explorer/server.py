@@ -115,8 +115,8 @@ def _wait_for(server: "uvicorn.Server", thread: threading.Thread) -> None:
             return
         thread.join(0.01)
         if not thread.is_alive():
-            raise OSError("the server did not start; see its message above")
-    raise OSError(f"the server did not start within {START_SECONDS} seconds")
+            raise UserError("the server did not start; see its message above")
+    raise UserError(f"the server did not start within {START_SECONDS} seconds")
 
 
 def _mounted(blocks: "gr.Blocks") -> "fastapi.FastAPI":
