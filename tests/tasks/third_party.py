@@ -79,7 +79,7 @@ class TrainedParity(Trained):
     def predict(self, paths: Sequence[str]) -> Iterator[Prediction]:
         for path in paths:
             number = torch.tensor([int(Path(path).read_text())])
-            name = self.classes[int(self.model(bits(number, 8))[0, 0] > 0)]
+            name = self.classes[int(self.model(bits(number, 8).to(self.device))[0, 0] > 0)]
             yield Prediction(path, {"parity": name}, f"  {name}")
 
 

@@ -49,6 +49,7 @@ def run(options: argparse.Namespace) -> None:
     check_parent(options.json)
 
     from softline.data.images.single import check_file
+    from softline.engine import distributed
     from softline.engine.trained import check_options
     from softline.tasks.loading import load_trained
 
@@ -62,6 +63,7 @@ def run(options: argparse.Namespace) -> None:
         check_file(path)
     if trained.drawings:
         make_directory(options.out)
+    trained.model.to(distributed.start().device)
     found = []
     for path, prediction in zip(options.images, predictions, strict=True):
         _write(prediction, targets[path])

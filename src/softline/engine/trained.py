@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from PIL import Image
 from torch import nn
@@ -93,6 +94,11 @@ class Trained(ABC):
 
     def __init__(self, name: str, model: nn.Module, classes: Sequence[str], recipe: Recipe | None = None) -> None:
         self.name, self.model, self.classes, self.recipe = name, model, tuple(classes), recipe
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the model is on, where `predict` runs."""
+        return next(self.model.parameters()).device
 
     @property
     @abstractmethod

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from softline.data.images import fashion_mnist, open_source
+from softline.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = Path(fashion_mnist.__file__).parent
@@ -59,7 +60,7 @@ def test_a_failed_download_names_the_ways_out(monkeypatch, tmp_path):
 
     monkeypatch.setattr(fashion_mnist, "DEBIAN", tmp_path / "absent")
     monkeypatch.setattr(datasets, "FashionMNIST", fail)
-    with pytest.raises(OSError, match=r"(?s)could not be downloaded.*no network.*dataset-fashion-mnist.*'embedded'"):
+    with pytest.raises(UserError, match=r"(?s)could not be downloaded.*no network.*dataset-fashion-mnist.*'embedded'"):
         open_source("fashion-mnist", "train", root=str(tmp_path))
 
 

@@ -18,6 +18,7 @@ from softline.data.images import (
     open_source,
     timm_names,
 )
+from softline.errors import UserError
 
 # webdataset leaves its shards open
 leaks = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
@@ -68,7 +69,7 @@ def test_unknown_and_unreachable_torchvision_sets_are_refused(tmp_path, monkeypa
         raise OSError("no network")
 
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", fail)
-    with pytest.raises(OSError, match=r"torch/cifar10 is not in .* and could not be downloaded: no network"):
+    with pytest.raises(UserError, match=r"torch/cifar10 is not in .* and could not be downloaded: no network"):
         open_source("torch/cifar10", "train", root=str(tmp_path))
 
 

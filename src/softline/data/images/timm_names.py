@@ -162,7 +162,7 @@ def _open_torch(source: str, split: str, root: str | None) -> TorchImages:
     except AssertionError as error:
         raise UserError(f"timm cannot open {source!r}: {error}") from error
     except (OSError, RuntimeError) as error:
-        raise OSError(f"{source} is not in {root} and could not be downloaded: {error}") from error
+        raise UserError(f"{source} is not in {root} and could not be downloaded: {error}") from error
     return TorchImages(dataset, f"{source}/{split}")
 
 

@@ -88,7 +88,7 @@ class Classifier(Trained):
     def _predict(self, path: str, top: int) -> Prediction:
         image = eval_image_transform(self.settings)(read_image(path, self.settings["mode"]))
         with torch.no_grad():
-            logits: Tensor = self.model(image.unsqueeze(0))[0]
+            logits: Tensor = self.model(image.unsqueeze(0).to(self.device))[0].cpu()
         best = logits.float().softmax(0).topk(min(top, len(logits)))
         names = [self.classes[i] if self.classes else str(i) for i in best.indices.tolist()]
         probabilities = best.values.tolist()

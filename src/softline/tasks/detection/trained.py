@@ -71,7 +71,7 @@ class TrainedDetector(Trained):
         return (self._predict(path, read_image(path, "RGB")) for path in paths)
 
     def _predict(self, path: str, image: Image.Image) -> Prediction:
-        pixels = (pil_to_tensor(image).float() / 255).to(next(self.model.parameters()).device)
+        pixels = (pil_to_tensor(image).float() / 255).to(self.device)
         with torch.no_grad():
             (found,) = self.model([pixels])
         found = {name: value.cpu() for name, value in found.items()}

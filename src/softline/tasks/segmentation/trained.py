@@ -68,7 +68,7 @@ class TrainedSegmenter(Trained):
         data, size = self.recipe.data, (image.height, image.width)
         # the transform wants labels, and returns them unused
         pixels, _ = segmentation_eval_transform(self.model, data)(image, np.zeros(size, np.uint8))
-        pixels = pixels.to(next(self.model.parameters()).device)
+        pixels = pixels.to(self.device)
         labels = predict_labels(self.model, pixels, size, windows=windows_of(data)).cpu()
         counts = torch.bincount(labels.flatten(), minlength=len(self.classes)).tolist()
         shares = {name: count / labels.numel() for name, count in zip(self.classes, counts, strict=True) if count}

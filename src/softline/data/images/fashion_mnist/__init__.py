@@ -16,6 +16,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from softline.checks import check_option
+from softline.errors import UserError
 
 CLASSES = (
     "T-shirt/top",
@@ -89,7 +90,7 @@ def _download(split: str, root: str | None) -> tuple[Bytes, Bytes]:
     try:
         dataset = import_module("torchvision.datasets").FashionMNIST(directory, train=split == "train", download=True)
     except (OSError, RuntimeError) as error:
-        raise OSError(
+        raise UserError(
             f"Fashion-MNIST could not be downloaded to {directory} ({error}); connect to the internet, "
             "install Debian's package dataset-fashion-mnist, or use the source 'embedded'"
         ) from error
