@@ -29,15 +29,9 @@ HALVES = [
 
 # options that change what is computed, beside each attention's defaults
 VARIANTS = {
-    "soft, average pooling, cholesky": (
-        "soft",
-        {"sampling": "avgpool", "max_landmarks": 4, "inverse": "cholesky", "ridge": 0.01},
-    ),
+    "soft, average pooling, cholesky": ("soft", {"sampling": "avgpool", "inverse": "cholesky", "ridge": 0.01}),
     "soft, halving, ridge": ("soft", {"start": "halving", "ridge": 0.01}),
-    "softpp, random landmarks, eigendecomposition": (
-        "softpp",
-        {"sampling": "random", "max_landmarks": 4, "inverse": "pinv"},
-    ),
+    "softpp, random landmarks, eigendecomposition": ("softpp", {"sampling": "random", "inverse": "pinv"}),
     "softpp, biased landmarks, no convolution": ("softpp", {"sampling": "biased", "value_conv": None}),
     "softpp, 2x3 landmarks": ("softpp", {"max_landmarks": (2, 3)}),
     "inline, exp, no residual": ("inline", {"feature_map": "exp", "local_residual": False}),
@@ -45,6 +39,8 @@ VARIANTS = {
     "softmax, symmetric, residual": ("softmax", {"symmetric": True, "local_residual": True}),
     "linear, exp": ("linear", {"feature_map": "exp"}),
 }
+# of kernels that are nearly singular, rounding alone decides which of two forms is nearer to the exact result
+WELL_CONDITIONED = {name: {"ridge": 1.0} for name in list(VARIANTS)[:3]}
 # InLine's exp(0.2 x) is not normalised: at inputs of 1e3 it is beyond float32 itself
 UNNORMALISED = "inline, exp, no residual"
 QUADRATIC = ("softmax", "gaussian", "softmax, symmetric, residual")
@@ -55,10 +51,10 @@ every_attention = pytest.mark.parametrize("name", [*ATTENTIONS, *VARIANTS])
 every_registered = pytest.mark.parametrize("name", list(ATTENTIONS))
 
 
-def build(name: str, prefix: int = 0, heads: int = HEADS) -> nn.Module:
+def build(name: str, prefix: int = 0, heads: int = HEADS, **options: float) -> nn.Module:
     """The attention or variant in evaluation mode; drawn features come from the seeded generator."""
     name, variant = VARIANTS.get(name, (name, {}))
-    return create_attention(name, DIM, heads, num_prefix_tokens=prefix, **variant).eval()
+    return create_attention(name, DIM, heads, num_prefix_tokens=prefix, **variant | options).eval()
 
 
 def tokens(grid_size: Grid, prefix: int = 0, batch: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -73,7 +69,8 @@ def explicit(module: nn.Module, grid_size: Grid):
 @every_attention
 def test_fast_form_matches_the_definition_in_value_and_gradients(name):
     for grid_size, prefix in SHAPES:
-        module, x = build(name, prefix), tokens(grid_size, prefix, dtype=torch.float32)
+        module = build(name, prefix, **WELL_CONDITIONED.get(name, {}))
+        x = tokens(grid_size, prefix, dtype=torch.float32)
         single = value_and_gradients(lambda x: module(x, grid_size), x)  # noqa: B023
         reference = value_and_gradients(explicit(module, grid_size), x)
         exact = value_and_gradients(explicit(copy.deepcopy(module).double(), grid_size), x.double())

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from PIL import Image
 
 from softline.cli import main
@@ -22,7 +23,7 @@ class Thing(Trained):
     asked = None
 
     def __init__(self):
-        super().__init__("thing_tiny", None, ["brick", "leaf"])
+        super().__init__("thing_tiny", torch.nn.Identity(), ["brick", "leaf"])
 
     def evaluate(self, data, evaluator, *, split="val", flip=False, temperature=1.0):
         self.asked = {"split": split, "flip": flip, "temperature": temperature}

@@ -64,6 +64,8 @@ class Probe:
         self.train_batch = self._batch(task.train_set, self.batch_size)
         self.val_batch = self._batch(task.val_set, self.batch_size)
         self.one_sample = self._batch(task.val_set, 1)
+        # metrics are updated as in an evaluation, which takes little time, and never read
+        self.metrics = task.metrics().to(self.device)
 
     def infer(self) -> None:
         self._infer(self.val_batch, self.batch_size)
@@ -88,7 +90,7 @@ class Probe:
     def _infer(self, batch: Any, valid: int) -> None:
         self.model.eval()
         with torch.no_grad(), self._autocast():
-            self.task.update(self.task.metrics().to(self.device), self.model, batch, valid)
+            self.task.update(self.metrics, self.model, batch, valid)
 
     def _batch(self, dataset: Any, size: int) -> Any:
         """Return the first samples of a dataset, repeated if there are too few."""
