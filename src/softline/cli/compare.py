@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from softline.cli.arguments import Parser, check_parent, integers, names
 from softline.cli.progress import Progress
-from softline.cli.table import format_table
+from softline.cli.table import format_table, rate
 from softline.errors import UserError
 from softline.files import make_directory, write_json
 
@@ -138,8 +138,8 @@ def _cells(row: "VariantResult") -> list[str]:
         f"{cost.parameters / 1e6:.2f}",
         f"{cost.macs / 1e6:,.1f}",
         f"{cost.peak_bytes / 2**10:,.0f}",
-        f"{cost.train_per_second:,.0f}",
-        f"{cost.infer_per_second:,.0f}",
+        rate(cost.train_per_second),
+        rate(cost.infer_per_second),
     ]
 
 

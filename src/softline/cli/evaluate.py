@@ -10,7 +10,7 @@ from softline.checks import check_integer
 from softline.cli.arguments import Parser, add_checkpoint, check_parent, integers
 from softline.cli.processes import told_once
 from softline.cli.progress import Progress
-from softline.cli.table import Table, format_table, is_loss, metric_text, percent
+from softline.cli.table import Table, format_table, is_loss, metric_text, percent, rate
 from softline.cli.task_options import given_options
 from softline.files import write_json
 
@@ -135,9 +135,8 @@ def _row(measured: "Measured", unit: str) -> tuple[Table, str]:
     result = measured.result
     names = sorted(result.metrics, key=is_loss)
     numbers = {_metric_name(name): metric_text(name, result.metrics[name]).removesuffix(" %") for name in names}
-    speed = f"{result.per_second:,.0f}" if result.per_second >= 100 else f"{result.per_second:,.2f}"
     cells = {**{name: str(value) for name, value in measured.on.items()}, **numbers}
-    cells |= {f"{unit}/s": speed, unit: f"{result.samples:,}"}
+    cells |= {f"{unit}/s": rate(result.per_second), unit: f"{result.samples:,}"}
     # wide enough for the numbers of further lines, at other sizes
     table = Table(list(cells), widths=[max(len(cell), 5) for cell in cells.values()], left=len(measured.on))
     return table, table.line(list(cells.values()))

@@ -58,6 +58,11 @@ def is_loss(name: str) -> bool:
     return name.endswith("loss")
 
 
+def rate(per_second: float) -> str:
+    """Format a number of samples per second, with decimals if it is small."""
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.2f}"
+
+
 def duration(seconds: float) -> str:
     """Format seconds as minutes, and hours if there are any: 2:05, 1:00:00."""
     minutes, rest = divmod(round(seconds), 60)
