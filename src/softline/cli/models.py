@@ -43,7 +43,7 @@ def _backbones(pattern: str) -> list[dict[str, Any]]:
     from softline.measure.catalog import describe, list_models
 
     names = list_models(pattern)
-    table = Table(["model", "image", "params M", "GMACs", "top-1 %*"], widths=[max(map(len, names))])
+    table = Table(["model", "image", "params M", "GMACs", "top-1 %*"], widths=[max(map(len, names)), 5, 8, 7])
     print(table.head)
     cards = []
     for name in names:
@@ -64,7 +64,7 @@ def _dense(pattern: str) -> list[dict[str, Any]]:
     if not names:
         raise UserError(f"no recipe matches {pattern!r}; those of the paper are {', '.join(REPORTED_MILLIONS)}")
     header = ["recipe", "backbone M", "head M", "all M", "paper M", "difference"]
-    table = Table(header, widths=[max(map(len, names))])
+    table = Table(header, widths=[max(map(len, names)), 10, 6, 6])
     print(table.head)
     cards = []
     for name in names:
