@@ -19,7 +19,8 @@ from softline.registry import Registry
 class Attention(Protocol):
     """Interface of every attention module; x is [B, N, C] with N = num_prefix_tokens + H*W, key_mask is bool [B, N].
 
-    Masked tokens have no influence on the others, and their rows of the result are zero.
+    Masked tokens have no influence on the others, and their rows of the result are zero. A module that also has the
+    attribute ``override`` of `MultiHeadAttention` can be changed by the contexts of `softline.attention.hooks`.
     """
 
     def __call__(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
