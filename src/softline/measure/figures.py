@@ -11,6 +11,7 @@ from softline.measure.cases import MATH
 from softline.measure.growth import growths
 from softline.measure.measuring import Row
 from softline.plotting.colors import COLORS, comparison_colors, label_of
+from softline.plotting.figures import new_axes, plotting, tidy
 
 MODES = {"infer": "inference", "train": "training step"}
 
@@ -62,26 +63,15 @@ COST_PANELS = (
 @contextmanager
 def _figure(path: Path, shape: tuple[int, int], *, height: float, title: str) -> Iterator[Any]:
     """Provide rows of axes with an empty one for the legend at the end of each; write the file afterwards."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     lines, columns = shape
-    figure, axes = plt.subplots(
-        lines,
-        columns + 1,
-        figsize=(4.3 * columns + 3.7, height * lines + 0.3),
-        width_ratios=[*[4.3] * columns, 3.7],
-        layout="constrained",
-        squeeze=False,
-    )
+    size = (4.3 * columns + 3.7, height * lines + 0.3)
+    figure, axes = new_axes(lines, columns + 1, figsize=size, width_ratios=[*[4.3] * columns, 3.7])
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     for line in axes:
         line[-1].set_axis_off()
     yield axes
     write_whole(path, partial(figure.savefig, format=path.suffix[1:].lower(), dpi=160))
-    plt.close(figure)
+    plotting().close(figure)
 
 
 def _plot_cost(axis: Any, rows: Sequence[Row], panel: Panel, colors: dict[str, str], *, log: bool = True) -> None:
@@ -106,9 +96,7 @@ def _plot_cost(axis: Any, rows: Sequence[Row], panel: Panel, colors: dict[str, s
     axis.minorticks_off()
     axis.set_xticks(list(sizes), list(sizes.values()), **({"fontsize": 8} if len(sizes) > 5 else {}))
     axis.set_xlabel("tokens" if rows[0].label.endswith("tokens") else "image [pixels]")
-    axis.grid(alpha=0.25)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
+    tidy(axis)
 
 
 def _cost_colors(rows: Sequence[Row]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from timm.data import resolve_model_data_config
 from torch import nn
 
+from softline.backbones.inspection import find_backbone
 from softline.data.images import (
     ImageSource,
     ImageStream,
@@ -15,6 +16,7 @@ from softline.data.images import (
 )
 from softline.engine import distributed
 from softline.engine.task import Notify
+from softline.engine.trained import ImageView
 from softline.errors import UserError
 
 
@@ -55,6 +57,12 @@ def image_settings(model: nn.Module, data: Any = None) -> dict[str, Any]:
                 raise UserError(f"data.{key} must have {channels} numbers for in_chans={channels}, got {given[key]}")
             settings[key] = (sum(settings[key]) / len(settings[key]),) * channels
     return settings
+
+
+def backbone_view(model: nn.Module, name: str) -> ImageView:
+    """Return the view of the backbone inside a model with a head."""
+    backbone = find_backbone(model, name)
+    return ImageView(backbone, (), image_settings(backbone))
 
 
 def eval_image_transform(settings: dict[str, Any]) -> Any:

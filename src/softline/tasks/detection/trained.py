@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from softline.backbones.inspection import find_backbone
 from softline.checks import check_range
 from softline.data.coco.source import encode_mask
 from softline.data.images.single import read_image
@@ -19,7 +18,7 @@ from softline.tasks.detection.build import detection_val_set
 from softline.tasks.detection.drawing import draw_detections
 from softline.tasks.detection.recipe import DetectionRecipe
 from softline.tasks.detection.task import Detection
-from softline.tasks.images import check_trained_classes, image_settings
+from softline.tasks.images import backbone_view, check_trained_classes
 
 
 class TrainedDetector(Trained):
@@ -88,5 +87,4 @@ class TrainedDetector(Trained):
         return Prediction(path, {"objects": objects}, text, {"": drawn})
 
     def view(self) -> ImageView:
-        backbone = find_backbone(self.model, self.name)
-        return ImageView(backbone, (), image_settings(backbone))
+        return backbone_view(self.model, self.name)

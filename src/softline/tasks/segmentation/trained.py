@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from softline.backbones.inspection import find_backbone
 from softline.checks import check_option
 from softline.data.images.single import read_image
 from softline.data.semantic.classes import palette
 from softline.engine.trained import Evaluator, ImageView, Measured, Prediction, Trained
-from softline.tasks.images import check_trained_classes, image_settings
+from softline.tasks.images import backbone_view, check_trained_classes
 from softline.tasks.segmentation.build import segmentation_eval_transform, segmentation_val_set, windows_of
 from softline.tasks.segmentation.drawing import draw_labels
 from softline.tasks.segmentation.recipe import SegmentationRecipe
@@ -80,5 +79,4 @@ class TrainedSegmenter(Trained):
         return Prediction(path, {"pixels": shares}, text, {"": drawn, "_labels": grey})
 
     def view(self) -> ImageView:
-        backbone = find_backbone(self.model, self.name)
-        return ImageView(backbone, (), image_settings(backbone))
+        return backbone_view(self.model, self.name)
