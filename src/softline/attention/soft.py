@@ -20,8 +20,8 @@ from softline.layers.grid import GridSize
 from softline.layers.landmarks import LandmarkPlan, Sampling, create_landmarks
 from softline.layers.local import ValueConv
 from softline.ops.inputs import Impl
-from softline.ops.newton import NewtonStart
-from softline.ops.soft import Inverse, check_inverse
+from softline.ops.newton import NewtonGradient
+from softline.ops.soft import Inverse, Inversion, SoftStart, check_inverse
 
 
 class SoftCore(nn.Module):
@@ -59,7 +59,8 @@ def soft(
     max_landmarks: int | GridSize | None = 7,
     inverse: Inverse = "newton",
     iterations: int = 20,
-    start: NewtonStart = "norm",
+    start: SoftStart = "norm",
+    gradient: NewtonGradient = "one_step",
     ridge: float = 0.0,
     value_conv: int | GridSize | None = 3,
     qkv_bias: bool = True,
@@ -68,11 +69,11 @@ def soft(
     """SOFT: P^T A^+ P; "softpp" is SOFT++, the same with ``normalize=True``: P^T D^-1/2 A^+ D^-1/2 P.
 
     sampling, ratio, max_landmarks: landmark sampling, see `softline.layers.landmarks.create_landmarks`.
-    inverse, iterations, start, ridge, impl: see `softline.ops.soft_attention`.
+    inverse, iterations, start, gradient, ridge, impl: see `softline.ops.soft_attention`.
     value_conv: kernel size of the depthwise convolution of the values that is added (9, 5, 3 in stages 1, 2, 3 of the
         released models); None adds none.
     """
-    check_inverse(inverse, iterations, start, ridge)
+    check_inverse(Inversion(normalize, inverse, iterations, start, gradient, ridge))
     check_option("impl", impl, get_args(Impl))
     head_dim = dim // num_heads
     landmarks = create_landmarks(sampling, head_dim, ratio=ratio, max_landmarks=max_landmarks, scale=head_dim**-0.25)
@@ -83,6 +84,7 @@ def soft(
         inverse=inverse,
         iterations=iterations,
         start=start,
+        gradient=gradient,
         ridge=ridge,
     )
     local = None

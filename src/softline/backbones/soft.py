@@ -131,8 +131,12 @@ def _cfg(**changes: Any) -> dict[str, Any]:
     return imagenet_cfg(crop_pct=0.9, first_conv="stages.0.embed.layers.0", license="mit", **changes)
 
 
-# how the released code inverts: SOFT adds 0.01 to the diagonal, SOFT++ halves the Newton start
-RELEASE_OPTIONS: dict[str, dict[str, Any]] = {"soft": {"ridge": 0.01}, "softpp": {"start": "halving"}}
+# how the released code inverts: SOFT adds 0.01 to the diagonal, SOFT++ halves the Newton start and differentiates
+# through the iterations
+RELEASE_OPTIONS: dict[str, dict[str, Any]] = {
+    "soft": {"start": "release", "ridge": 0.01},
+    "softpp": {"start": "release", "gradient": "autograd"},
+}
 _SMALL = {"embed_dims": (96, 192, 384, 768), "num_heads": (3, 6, 12, 24)}
 _LARGE = {"embed_dims": (128, 256, 512, 1024), "num_heads": (4, 8, 16, 32)}
 _MICRO = {

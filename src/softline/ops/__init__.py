@@ -15,7 +15,14 @@ from softline.ops.newton import NewtonResult, newton_inverse, newton_residuals
 from softline.ops.nystrom import nystrom_attention, nystrom_factors, nystrom_weights
 from softline.ops.performer import performer_attention, performer_factors, performer_features, performer_weights
 from softline.ops.reformer import reformer_attention, reformer_rotations, reformer_weights
-from softline.ops.soft import soft_attention, soft_factors, soft_kernel, soft_residual, soft_weights
+from softline.ops.soft import (
+    soft_attention,
+    soft_factors,
+    soft_kernel,
+    soft_residual,
+    soft_residuals,
+    soft_weights,
+)
 from softline.ops.softmax import softmax_attention, softmax_weights
 
 __all__ = [
@@ -58,6 +65,7 @@ __all__ = [
     "soft_factors",
     "soft_kernel",
     "soft_residual",
+    "soft_residuals",
     "soft_weights",
     "softmax_attention",
     "softmax_weights",

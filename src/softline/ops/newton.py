@@ -8,6 +8,7 @@ Deviations from the paper:
 - alpha = 2 / ||A||_1^2 is on the edge of convergence if ||A||_1 is itself an eigenvalue (a single landmark, identical
   ones, or distant ones): there 1 - alpha l^2 = -1 and the iteration collapses to 0. Such matrices start at half of it.
 - "halving" stops at 1.01 and after 10 halvings, as the released code does: the paper's bound of 1 cannot always be met.
+- ``gradient="autograd"`` differentiates the iteration instead of using Eq. 12, as the release's SOFT++ does.
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -20,6 +21,7 @@ from softline.errors import UserError
 from softline.ops.inputs import divide, widen, without_autocast
 
 NewtonStart = Literal["norm", "halving"]
+NewtonGradient = Literal["one_step", "autograd"]
 
 HALVING_BOUND = 1.01
 MAX_HALVINGS = 10
@@ -35,38 +37,59 @@ class NewtonResult(NamedTuple):
 
 
 @without_autocast
-def newton_inverse(A: Tensor, *, iterations: int = 20, start: NewtonStart = "norm") -> NewtonResult:
+def newton_inverse(
+    A: Tensor,
+    *,
+    iterations: int = 20,
+    start: NewtonStart | Tensor = "norm",
+    gradient: NewtonGradient = "one_step",
+) -> NewtonResult:
     """Pseudo-inverse of each symmetric positive semi-definite matrix in A [..., m, m], and its residual.
 
     iterations: Newton steps T; each doubles the number of correct digits once the iteration converges. About 20 are
         useful in float32: many more amplify the rounding error of a nearly singular A.
-    start: "norm" is alpha = 2 / ||A||_1^2; "halving" halves it until ||I - alpha A^2||_1 <= 1.01.
+    start: "norm" is alpha = 2 / ||A||_1^2; "halving" halves it until ||I - alpha A^2||_1 <= 1.01; a tensor is alpha
+        itself, of a shape that broadcasts to [..., 1, 1].
+    gradient: "one_step" is the gradient of a matrix inverse, evaluated at the last iterate (Eq. 12); "autograd"
+        backpropagates through alpha and all iterations, and keeps all iterates in memory for it.
 
-    The gradient is that of a matrix inverse, evaluated at the last iterate (Eq. 12): nothing is backpropagated through
-    the iterations. Half-precision inputs are inverted in float32.
+    Half-precision inputs are inverted in float32.
     """
-    check_newton(iterations, start)
+    check_newton(iterations, start, gradient)
     if A.ndim < 2 or A.shape[-1] != A.shape[-2] or A.shape[-1] == 0 or not A.is_floating_point():
         raise UserError(
             f"A must be a batch of square matrices [..., m, m] of floating-point numbers, "
             f"got {A.dtype} {tuple(A.shape)}"
         )
     matrix = widen(A)
-    inverse = newton_iterate(matrix, iterations, start)
+    inverse = newton_iterate(matrix, iterations, start, gradient)
     difference = matrix @ inverse @ matrix - matrix
     residual = divide(torch.linalg.matrix_norm(difference), torch.linalg.matrix_norm(matrix))
     return NewtonResult(inverse, residual)
 
 
-def check_newton(iterations: int, start: str) -> None:
+def check_newton(iterations: int, start: str | Tensor, gradient: str = "one_step") -> None:
     check_integer("iterations", iterations, 1)
-    check_option("start", start, get_args(NewtonStart))
+    if not isinstance(start, Tensor):
+        check_option("start", start, get_args(NewtonStart))
+    check_option("gradient", gradient, get_args(NewtonGradient))
 
 
-def newton_iterate(A: Tensor, iterations: int, start: NewtonStart) -> Tensor:
-    """The iterate A_T [..., m, m] with the one-step gradient of Eq. 12; A is float32 or float64."""
+def newton_iterate(
+    A: Tensor, iterations: int, start: NewtonStart | Tensor, gradient: NewtonGradient = "one_step"
+) -> Tensor:
+    """The iterate A_T [..., m, m]; A is float32 or float64."""
+    if gradient == "autograd":
+        return _iterate(A, iterations, start)
     inverse: Tensor = _OneStepInverse.apply(A, iterations, start)
     return inverse
+
+
+def _iterate(A: Tensor, iterations: int, start: NewtonStart | Tensor) -> Tensor:
+    inverse, negative, norm = _begin(A, start)
+    for _ in range(iterations):
+        inverse = _step(inverse, negative)
+    return inverse.reshape(A.shape) / norm
 
 
 class _OneStepInverse(torch.autograd.Function):
@@ -75,13 +98,8 @@ class _OneStepInverse(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(A: Tensor, iterations: int, start: NewtonStart) -> Tensor:
-        # scaled to ||A||_1 = 1, which only changes the range of the numbers
-        norm = _one_norm(A)
-        inverse, negative = _begin(A / norm, start)
-        for _ in range(iterations):
-            inverse = _step(inverse, negative)
-        return inverse.reshape(A.shape) / norm
+    def forward(A: Tensor, iterations: int, start: NewtonStart | Tensor) -> Tensor:
+        return _iterate(A, iterations, start)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -93,10 +111,13 @@ class _OneStepInverse(torch.autograd.Function):
         return -inverse.mT @ grad @ inverse.mT, None, None
 
 
-def _begin(A: Tensor, start: NewtonStart) -> tuple[Tensor, Tensor]:
-    """A_0 and -A, with all batch dimensions of A [..., m, m] flattened to one: [B, m, m]."""
-    inverse = newton_alpha(A, start) * A
-    return inverse.reshape(-1, *A.shape[-2:]), -A.reshape(-1, *A.shape[-2:])
+def _begin(A: Tensor, start: NewtonStart | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A_0 and -A of A / ||A||_1, whose batch dimensions are flattened to one [B, m, m], and ||A||_1 [..., 1, 1]."""
+    # the scale only changes the range of the numbers
+    norm = one_norm(A).detach()
+    scaled = A / norm
+    alpha = start.to(A.dtype) * norm.square() if isinstance(start, Tensor) else newton_alpha(scaled, start)
+    return (alpha * scaled).reshape(-1, *A.shape[-2:]), -scaled.reshape(-1, *A.shape[-2:]), norm
 
 
 def _step(inverse: Tensor, negative: Tensor) -> Tensor:
@@ -105,20 +126,19 @@ def _step(inverse: Tensor, negative: Tensor) -> Tensor:
 
 
 @without_autocast
-def newton_residuals(A: Tensor, *, iterations: int = 35, start: NewtonStart = "norm") -> Tensor:
+def newton_residuals(A: Tensor, *, iterations: int = 35, start: NewtonStart | Tensor = "norm") -> Tensor:
     """||A A_k A - A||_2 / ||A||_2 after k = 0, 1, ... steps [iterations + 1, ...]: Fig. 5 of SOFT.
 
     The steps are those of `newton_inverse`, in the precision of A (float32 for half precision); the residuals are
     computed in float64. They are infinite once the iterate has overflowed, as it may after a hundred steps.
     """
     check_newton(iterations, start)
-    scaled = widen(A) / _one_norm(widen(A))
-    inverse, negative = _begin(scaled, start)
+    inverse, negative, _ = _begin(widen(A), start)
     exact, residuals = -negative.double(), []
-    norm = _symmetric_norm(exact)
+    size = _symmetric_norm(exact)
     for step in range(iterations + 1):
         inverse = _step(inverse, negative) if step else inverse
-        residuals.append(divide(_symmetric_norm(exact @ inverse.double() @ exact - exact), norm))
+        residuals.append(divide(_symmetric_norm(exact @ inverse.double() @ exact - exact), size))
     return torch.stack(residuals).reshape(-1, *A.shape[:-2])
 
 
@@ -129,7 +149,7 @@ def _symmetric_norm(A: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(whole).abs().amax(-1).masked_fill(broken, torch.inf)
 
 
-def _one_norm(A: Tensor) -> Tensor:
+def one_norm(A: Tensor) -> Tensor:
     """||A||_1 [..., 1, 1]; 1 for a zero matrix."""
     norm = A.abs().sum(-2).amax(-1)[..., None, None]
     return norm.masked_fill(norm == 0, 1)
@@ -137,18 +157,25 @@ def _one_norm(A: Tensor) -> Tensor:
 
 def newton_alpha(A: Tensor, start: NewtonStart) -> Tensor:
     """The initial factor alpha [..., 1, 1] of each matrix in A [..., m, m]."""
-    norm = _one_norm(A)
+    square = one_norm(A).square()
+    on_the_edge = (A @ A).abs().sum(-2, keepdim=True).amax(-1, keepdim=True) > EDGE * square
+    alpha = torch.where(on_the_edge, 1, 2) / square
+    return alpha if start == "norm" else halve(alpha, A)
+
+
+def halve(alpha: Tensor, A: Tensor, axes: tuple[int, ...] = (-1,)) -> Tensor:
+    """Halve alpha [..., 1, 1] until ||I - alpha A^2||_1 <= 1.01, at most 10 times.
+
+    axes: axes of the column sums [..., 1, m] whose maximum is compared with the bound; with the axis of the heads too,
+        the largest norm of all heads counts.
+    """
+    # with C = A^2, column j of I - a C sums to |1 - a c_jj| + a sum_{i != j} |c_ij|, for all candidates a at once
     square = A @ A
-    column_sums = square.abs().sum(-2, keepdim=True)  # [..., 1, m]
-    on_the_edge = column_sums.amax(-1, keepdim=True) > EDGE * norm.square()
-    alpha = torch.where(on_the_edge, 1, 2) / norm.square()
-    if start == "norm":
-        return alpha
-    # ||I - a A^2||_1 for all candidates a at once: with C = A^2, column j sums to |1 - a c_jj| + a sum_{i != j} |c_ij|
     diagonal = square.diagonal(dim1=-2, dim2=-1)[..., None, :]
+    others = square.abs().sum(-2, keepdim=True) - diagonal.abs()  # [..., 1, m]
     halvings = torch.arange(MAX_HALVINGS + 1, device=A.device, dtype=A.dtype)[:, None]
     candidates = alpha * 0.5**halvings  # [..., 11, 1]
-    columns = (1 - candidates * diagonal).abs() + candidates * (column_sums - diagonal.abs())  # [..., 11, m]
-    attained = columns.amax(-1, keepdim=True) <= HALVING_BOUND
+    columns = (1 - candidates * diagonal).abs() + candidates * others  # [..., 11, m]
+    attained = columns.amax(axes, keepdim=True) <= HALVING_BOUND
     # the first candidate that attains the bound, which is the largest as they decrease; the last one if none does
     return torch.where(attained, candidates, candidates[..., -1:, :]).amax(-2, keepdim=True)

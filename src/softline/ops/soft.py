@@ -7,10 +7,11 @@ Keys are queries. With m landmark tokens l_1..l_m and the Gaussian kernel of Eq.
 applied to the values as P^T (A^+ (P v)): O(N m) time, nothing of size N x N.
 
 Deviations from the paper: the diagonal of A is set to exactly 1, its value without rounding; `ridge` inverts
-A + ridge I (the release uses 0.01 for SOFT and 0 for SOFT++); `cells` lets one landmark represent several.
+A + ridge I (the release uses 0.01 for SOFT and 0 for SOFT++); `cells` lets one landmark represent several. Newton's
+start is chosen for each matrix; ``start="release"`` is that of the released code, which its weights are trained with.
 """
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -19,12 +20,36 @@ from softline.checks import check_at_least, check_number, check_option
 from softline.errors import UserError
 from softline.ops.gaussian import gaussian_kernel, hide_pairs, left_factor, power_of_two, right_factor
 from softline.ops.inputs import Impl, check_alike, check_mask, check_tensor, finish, narrow, prepare, without_autocast
-from softline.ops.newton import NewtonStart, check_newton, newton_inverse, newton_iterate
+from softline.ops.newton import (
+    NewtonGradient,
+    NewtonStart,
+    check_newton,
+    halve,
+    newton_inverse,
+    newton_iterate,
+    newton_residuals,
+    one_norm,
+)
 from softline.ops.soft_linear import soft_linear
 
 Inverse = Literal["newton", "cholesky", "pinv"]
+SoftStart = Literal["norm", "halving", "release"]
 # eigenvalues below this many float epsilons times the largest count as 0
 PINV_CUTOFF = 64
+# the release's SOFT starts a little below the paper's 2 / ||A||_1^2
+RELEASE_MARGIN = 0.9
+
+
+class Inversion(NamedTuple):
+    """How A is inverted; `soft_attention` documents the options."""
+
+    normalize: bool
+    inverse: Inverse
+    iterations: int
+    start: SoftStart
+    gradient: NewtonGradient
+    ridge: float
+    cells: Tensor | None = None
 
 
 @without_autocast
@@ -36,17 +61,18 @@ def soft_weights(
     scale: float | None = None,
     inverse: Inverse = "newton",
     iterations: int = 20,
-    start: NewtonStart = "norm",
+    start: SoftStart = "norm",
+    gradient: NewtonGradient = "one_step",
     ridge: float = 0.0,
     key_mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
     cells: Tensor | None = None,
 ) -> Tensor:
     """The definition: S [B, H, N, N] of queries q [B, H, N, D] and landmarks [B, H, m, D]."""
-    _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask, cells)
+    inversion = Inversion(normalize, inverse, iterations, start, gradient, ridge, cells)
+    _check(q, landmarks, inversion, key_mask, landmark_mask)
     P, A = _kernels(q, landmarks, scale, key_mask, landmark_mask)
-    S = P.mT @ _pseudo_inverse(A, normalize, inverse, iterations, start, ridge, cells) @ P
-    return narrow(S, q.dtype)
+    return narrow(P.mT @ _pseudo_inverse(A, inversion) @ P, q.dtype)
 
 
 @without_autocast
@@ -58,16 +84,18 @@ def soft_factors(
     scale: float | None = None,
     inverse: Inverse = "newton",
     iterations: int = 20,
-    start: NewtonStart = "norm",
+    start: SoftStart = "norm",
+    gradient: NewtonGradient = "one_step",
     ridge: float = 0.0,
     key_mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
     cells: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """S as three factors [B, H, N, m], [B, H, m, m], [B, H, m, N], in float32 for half-precision inputs."""
-    _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask, cells)
+    inversion = Inversion(normalize, inverse, iterations, start, gradient, ridge, cells)
+    _check(q, landmarks, inversion, key_mask, landmark_mask)
     P, A = _kernels(q, landmarks, scale, key_mask, landmark_mask)
-    return P.mT, _pseudo_inverse(A, normalize, inverse, iterations, start, ridge, cells), P
+    return P.mT, _pseudo_inverse(A, inversion), P
 
 
 @without_autocast
@@ -80,7 +108,8 @@ def soft_attention(
     scale: float | None = None,
     inverse: Inverse = "newton",
     iterations: int = 20,
-    start: NewtonStart = "norm",
+    start: SoftStart = "norm",
+    gradient: NewtonGradient = "one_step",
     ridge: float = 0.0,
     key_mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
@@ -93,12 +122,18 @@ def soft_attention(
     landmarks: [B, H, m, D].
     v: values [B, H, N, Dv].
     scale: both kernels are exp(-scale/2 * squared distance); defaults to D^-0.5.
-    inverse: how A is inverted. "newton": Algorithm 2 with the gradient of Eq. 12; "cholesky": direct solve, needs
+    inverse: how A is inverted. "newton": Algorithm 2; "cholesky": direct solve, needs
         ridge > 0, takes a quarter of Newton's time; "pinv": eigendecomposition that drops eigenvalues below 64 epsilons
         times the largest. Where 20 Newton steps converge (condition numbers up to about 100), all three agree to 1e-5;
         with the releases' weights the logits agree (SOFT with its ridge of 0.01; SOFT++ with "cholesky" and ridge
         1e-5).
-    iterations, start: Newton steps and start, see `newton_inverse`.
+    iterations, gradient: Newton steps and their gradient, see `newton_inverse`; the direct inverses have their own
+        gradient.
+    start: factor of Newton's start. "norm" and "halving": see `newton_inverse`. "release": that of the released code,
+        which is part of its trained models where 20 steps do not converge. For SOFT it is 0.9 * 2 / ||A||_1^2 of A
+        before the ridge; for SOFT++ the heads of a sample have one factor: 2 / ||A||_1^2 of the largest norm, halved
+        until ||I - alpha A^2||_1 <= 1.01 for all heads. (The release takes one for the whole batch, so that a sample
+        depends on the others in it.) For a single landmark the release's SOFT++ collapses to 0, and so does this.
     ridge: A + ridge I is inverted.
     key_mask, landmark_mask: bool [B, N] and [B, m], True = real.
     cells: number of the paper's landmarks that each landmark averages [B] or [1]; D counts it that many times, so that
@@ -107,32 +142,49 @@ def soft_attention(
 
     Half-precision inputs are computed in float32, including the inverse.
     """
-    _check(q, landmarks, inverse, iterations, start, ridge, key_mask, landmark_mask, cells, v)
+    inversion = Inversion(normalize, inverse, iterations, start, gradient, ridge, cells)
+    _check(q, landmarks, inversion, key_mask, landmark_mask, v)
     check_option("impl", impl, get_args(Impl))
     if impl == "explicit":
         P, A = _kernels(q, landmarks, scale, key_mask, landmark_mask)
-        S = P.mT @ _pseudo_inverse(A, normalize, inverse, iterations, start, ridge, cells) @ P
+        S = P.mT @ _pseudo_inverse(A, inversion) @ P
         return finish(S @ prepare(v, key_mask), v.dtype, key_mask)
     scale = _scale(q, scale)
     landmarks = prepare(landmarks, landmark_mask)
     A = _landmark_kernel(landmarks, scale, landmark_mask)
-    inverted = _pseudo_inverse(A, normalize, inverse, iterations, start, ridge, cells)
-    return soft_linear(q, landmarks, v, inverted, scale, key_mask, landmark_mask)
+    return soft_linear(q, landmarks, v, _pseudo_inverse(A, inversion), scale, key_mask, landmark_mask)
 
 
 @without_autocast
 def soft_residual(
     landmarks: Tensor,
     *,
+    normalize: bool = False,
     scale: float | None = None,
     iterations: int = 20,
-    start: NewtonStart = "norm",
+    start: SoftStart = "norm",
     ridge: float = 0.0,
     landmark_mask: Tensor | None = None,
 ) -> Tensor:
     """Residual of Newton's inverse X of the kernel A of landmarks [B, H, m, D]: ||A X A - A|| / ||A|| [B, H]."""
-    A = soft_kernel(landmarks, scale=scale, ridge=ridge, landmark_mask=landmark_mask)
-    return newton_inverse(A, iterations=iterations, start=start).residual
+    A = soft_kernel(landmarks, scale=scale, landmark_mask=landmark_mask)
+    return newton_inverse(_add_ridge(A, ridge), iterations=iterations, start=soft_start(A, normalize, start)).residual
+
+
+@without_autocast
+def soft_residuals(
+    landmarks: Tensor,
+    *,
+    normalize: bool = False,
+    scale: float | None = None,
+    iterations: int = 35,
+    start: SoftStart = "norm",
+    ridge: float = 0.0,
+    landmark_mask: Tensor | None = None,
+) -> Tensor:
+    """Residuals after each Newton step [iterations + 1, B, H], see `newton_residuals`."""
+    A = soft_kernel(landmarks, scale=scale, landmark_mask=landmark_mask)
+    return newton_residuals(_add_ridge(A, ridge), iterations=iterations, start=soft_start(A, normalize, start))
 
 
 @without_autocast
@@ -174,28 +226,33 @@ def _landmark_kernel(landmarks: Tensor, scale: float, landmark_mask: Tensor | No
     return A.masked_fill(diagonal, 1)
 
 
-def _pseudo_inverse(
-    A: Tensor,
-    normalize: bool,
-    inverse: Inverse,
-    iterations: int,
-    start: NewtonStart,
-    ridge: float,
-    cells: Tensor | None,
-) -> Tensor:
+def _pseudo_inverse(A: Tensor, options: Inversion) -> Tensor:
     """A^+ for SOFT, D^-1/2 A^+ D^-1/2 for SOFT++: [B, H, m, m]."""
-    ridged = _add_ridge(A, ridge)
-    if inverse == "newton":
-        inverted = newton_iterate(ridged, iterations, start)
-    elif inverse == "pinv":
+    ridged = _add_ridge(A, options.ridge)
+    if options.inverse == "newton":
+        start = soft_start(A, options.normalize, options.start)
+        inverted = newton_iterate(ridged, options.iterations, start, options.gradient)
+    elif options.inverse == "pinv":
         # the cut-off does not depend on m, which counts masked landmarks too
         inverted = torch.linalg.pinv(ridged, rtol=PINV_CUTOFF * torch.finfo(A.dtype).eps, hermitian=True)
     else:
         inverted = torch.cholesky_inverse(torch.linalg.cholesky(ridged))
-    if not normalize:
+    if not options.normalize:
         return inverted
-    root = _degree(A, cells).rsqrt()
+    root = _degree(A, options.cells).rsqrt()
     return root * inverted * root.mT
+
+
+def soft_start(A: Tensor, normalize: bool, start: SoftStart) -> NewtonStart | Tensor:
+    """Newton's start for kernels A [B, H, m, m] without their ridge: as `newton_inverse` takes it."""
+    check_option("start", start, get_args(SoftStart))
+    if start != "release":
+        return start
+    if not normalize:
+        return RELEASE_MARGIN * 2 / one_norm(A).square()
+    # one factor for the heads of a sample [B, 1, 1, 1]
+    alpha = 2 / one_norm(A).amax(1, keepdim=True).square()
+    return halve(alpha, A, axes=(1, 3))
 
 
 def _add_ridge(A: Tensor, ridge: float) -> Tensor:
@@ -211,27 +268,30 @@ def _degree(A: Tensor, cells: Tensor | None) -> Tensor:
 def _check(
     q: Tensor,
     landmarks: Tensor,
-    inverse: Inverse,
-    iterations: int,
-    start: NewtonStart,
-    ridge: float,
+    options: Inversion,
     key_mask: Tensor | None,
     landmark_mask: Tensor | None,
-    cells: Tensor | None,
     v: Tensor | None = None,
 ) -> None:
     check_alike(q, landmarks=landmarks, v=v, key_mask=key_mask)
     check_mask("landmark_mask", landmark_mask, q.shape[0], landmarks.shape[2], q.device)
     check_at_least("the number of landmarks", landmarks.shape[2], 1)
-    check_inverse(inverse, iterations, start, ridge)
+    check_inverse(options)
+    cells = options.cells
     if cells is not None and (cells.ndim != 1 or cells.shape[0] not in (1, q.shape[0])):
         raise UserError(f"cells must have shape [{q.shape[0]}] or [1], got {tuple(cells.shape)}")
 
 
-def check_inverse(inverse: str, iterations: int, start: str, ridge: float) -> None:
-    """Check the options of the inversion of A."""
-    check_option("inverse", inverse, get_args(Inverse))
-    check_newton(iterations, start)
-    check_number("ridge", ridge, 0)
-    if inverse == "cholesky" and ridge == 0:
-        raise UserError(f'inverse="cholesky" needs ridge > 0 (A may be singular), got ridge={ridge}')
+def check_inverse(options: Inversion) -> None:
+    """Check the options of the inversion of A; those of Newton's method need its inverse."""
+    check_option("inverse", options.inverse, get_args(Inverse))
+    check_option("start", options.start, get_args(SoftStart))
+    check_newton(options.iterations, "norm", options.gradient)
+    check_number("ridge", options.ridge, 0)
+    if options.inverse == "cholesky" and options.ridge == 0:
+        raise UserError(f'inverse="cholesky" needs ridge > 0 (A may be singular), got ridge={options.ridge}')
+    if options.inverse != "newton" and options.gradient != "one_step":
+        raise UserError(
+            f'gradient={options.gradient!r} needs inverse="newton" (a direct inverse has no iterations), '
+            f"got inverse={options.inverse!r}"
+        )
