@@ -20,6 +20,8 @@ VARIANTS = {
     "softpp, biased landmarks, halving": ("softpp", {"sampling": "biased", "start": "halving", "value_conv": None}),
     "inline, exp": ("inline", {"feature_map": "exp"}),
     "linear, exp": ("linear", {"feature_map": "exp"}),
+    "linear, relu of a learned map": ("linear", {"feature_map": "affine_relu"}),
+    "focused, position encoding": ("focused", {"max_tokens": 36}),
 }
 
 

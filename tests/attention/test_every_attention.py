@@ -31,20 +31,25 @@ HALVES = [
 VARIANTS = {
     "soft, average pooling, cholesky": ("soft", {"sampling": "avgpool", "inverse": "cholesky", "ridge": 0.01}),
     "soft, halving, ridge": ("soft", {"start": "halving", "ridge": 0.01}),
+    "soft, as released": ("soft", {"start": "release", "ridge": 0.01}),
+    "softpp, as released": ("softpp", {"start": "release", "gradient": "autograd"}),
     "softpp, random landmarks, eigendecomposition": ("softpp", {"sampling": "random", "inverse": "pinv"}),
     "softpp, biased landmarks, no convolution": ("softpp", {"sampling": "biased", "value_conv": None}),
     "softpp, 2x3 landmarks": ("softpp", {"max_landmarks": (2, 3)}),
     "inline, exp, no residual": ("inline", {"feature_map": "exp", "local_residual": False}),
     "inline, relu": ("inline", {"feature_map": "relu"}),
+    "inline, relu of a learned map": ("inline", {"feature_map": "affine_relu"}),
     "softmax, symmetric, residual": ("softmax", {"symmetric": True, "local_residual": True}),
+    "softmax, relu": ("softmax", {"feature_map": "relu"}),
     "linear, exp": ("linear", {"feature_map": "exp"}),
+    "linear, relu of a learned map": ("linear", {"feature_map": "affine_relu"}),
 }
 SOFT = [name for name in (*ATTENTIONS, *VARIANTS) if VARIANTS.get(name, (name,))[0] in ("soft", "softpp")]
 # InLine's exp(0.2 x) is not normalised: at inputs of 1e3 it is beyond float32 itself
 UNNORMALISED = "inline, exp, no residual"
-QUADRATIC = ("softmax", "gaussian", "softmax, symmetric, residual")
+QUADRATIC = ("softmax", "gaussian", "softmax, symmetric, residual", "softmax, relu")
 WITHOUT_FACTORS = ("softmax", "gaussian", "reformer")
-ROWS_SUM_TO_ONE = ("softmax", "inline", "linear", "performer", "reformer", "efficient", "focused")
+ROWS_SUM_TO_ONE = ("softmax", "inline", "linear", "performer", "reformer", "efficient", "focused", "angular")
 
 every_attention = pytest.mark.parametrize("name", [*ATTENTIONS, *VARIANTS])
 every_registered = pytest.mark.parametrize("name", list(ATTENTIONS))

@@ -19,6 +19,7 @@ def x(tokens: int = 35, dim: int = 32) -> torch.Tensor:
         ("softpp", {}, {"normalize": False}),
         ("softpp", {}, {"max_landmarks": 3}),
         ("linear", {}, {"feature_map": "relu"}),
+        ("softmax", {}, {"feature_map": "relu"}),
         ("nystrom", {}, {"iterations": 1}),
         ("nystrom", {}, {"max_landmarks": 3}),
         ("reformer", {}, {"bucket_size": 8}),
@@ -53,10 +54,17 @@ def test_mixing_takes_weights_of_its_own_shape_only():
             module.mix(wrong, tokens, (7, 5))
 
 
-@pytest.mark.parametrize("name", ["performer", "reformer", "linformer", "focused"])
-def test_what_was_built_on_the_meta_device_can_be_initialised(name):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in ("performer", "reformer", "linformer", "focused")),
+        ("focused", {"max_tokens": 35}),
+        ("inline", {"feature_map": "affine_relu"}),
+    ],
+)
+def test_what_was_built_on_the_meta_device_can_be_initialised(name, options):
     with torch.device("meta"):
-        module = create_attention(name, 32, 2)
+        module = create_attention(name, 32, 2, **options)
     module = module.to_empty(device="cpu")
     for part in module.modules():
         if hasattr(part, "reset_parameters"):

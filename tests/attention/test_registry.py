@@ -16,7 +16,7 @@ def test_every_attention_of_the_design_is_registered():
 
 def test_unknown_names_list_the_known_ones_and_the_closest():
     with pytest.raises(
-        ValueError, match=r"attention must be one of efficient, focused, .*softpp; got 'sofpp'"
+        ValueError, match=r"attention must be one of angular, efficient, .*softpp; got 'sofpp'"
     ) as error:
         create_attention("sofpp", 32, 2)
     assert "did you mean 'softpp'?" in str(error.value)

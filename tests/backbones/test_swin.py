@@ -2,7 +2,7 @@ import pytest
 import timm
 import torch
 
-from softline.backbones.backbone import block_attentions
+from softline.backbones.building import block_attentions
 from softline.backbones.swin import swin_backbone
 
 SMALL = {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
@@ -29,11 +29,14 @@ def test_types_of_stages_name_the_attention_of_each_block():
     depths = (1, 2, 3)
     expected = [["inline"], ["inline", "softmax"], ["softmax"] * 3]
     for types in ("IM1S", "IMS1", "IMS, M=1"):
-        assert block_attentions("inline", types, depths) == expected
-    assert block_attentions(("linear", "softmax", "softpp"), "IIS", depths)[2] == ["softpp"] * 3
+        assert block_attentions("inline", types, depths, "IIS") == expected
+    assert block_attentions("inline", None, depths, "IM1S") == expected
+    assert block_attentions(("linear", "softmax", "softpp"), None, depths, "IIS")[2] == ["softpp"] * 3
     for types in ("IIM", "II", "IIX", ""):
         with pytest.raises(ValueError, match="stage_types must have I, S or M"):
-            block_attentions("inline", types, depths)
+            block_attentions("inline", types, depths, "IIS")
+    with pytest.raises(ValueError, match="stage_types='IIS' has no effect: attention="):
+        block_attentions(("linear", "softmax", "softpp"), "IIS", depths, "IIS")
 
 
 def test_parameters_do_not_depend_on_the_image_size():

@@ -7,7 +7,10 @@ from torch import Tensor
 from softline import ops
 from tests.support import assert_fast_matches_definition, prefix_mask, qkv
 
-NAMES = ["softmax", "gaussian", "linear", "performer", "linformer", "nystrom", "reformer", "efficient", "focused"]
+NAMES = [
+    *("softmax", "gaussian", "linear", "performer", "linformer", "nystrom", "reformer", "efficient", "focused"),
+    "angular",
+]
 every_operator = pytest.mark.parametrize("name", NAMES)
 
 

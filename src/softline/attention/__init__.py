@@ -4,7 +4,9 @@
 `softline.attention.hooks` record or replace the attention of a model while it runs.
 """
 
+from softline.attention.angular import angular
 from softline.attention.efficient import efficient
+from softline.attention.enhanced import enhanced
 from softline.attention.focused import focused
 from softline.attention.gaussian import gaussian
 from softline.attention.hooks import (
@@ -33,8 +35,10 @@ __all__ = [
     "Attention",
     "AttentionCall",
     "MultiHeadAttention",
+    "angular",
     "create_attention",
     "efficient",
+    "enhanced",
     "find_attentions",
     "focused",
     "gaussian",

@@ -157,7 +157,7 @@ def without_attention(attentions: Attentions) -> Iterator[None]:
 
 @contextmanager
 def uncapped_landmarks(attentions: Attentions) -> Iterator[None]:
-    """Let attention modules take one landmark for each complete cell, as if built with ``max_landmarks=None``."""
+    """Let attention modules take one landmark for each complete cell, as if built with ``max_landmarks="ratio"``."""
     with lift_cap(_listed(attentions)):
         yield
 

@@ -9,7 +9,7 @@ from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
 from softline.checks import check_integer
 from softline.layers.grid import GridSize
-from softline.layers.landmarks import create_landmarks
+from softline.layers.landmarks import MaxLandmarks, create_landmarks
 from softline.layers.local import ValueConv
 
 
@@ -42,7 +42,7 @@ def nystrom(
     *,
     num_prefix_tokens: int = 0,
     ratio: int | GridSize = 1,
-    max_landmarks: int | GridSize | None = 7,
+    max_landmarks: MaxLandmarks = 7,
     iterations: int = 6,
     value_conv: int | GridSize | None = 3,
     qkv_bias: bool = True,

@@ -2,9 +2,9 @@
 
 As in the released code: queries are divided by D^(1/4) before landmarks are sampled (so that half the squared distance
 is that of Eq. 5), learned landmarks pass LayerNorm and GELU, and a depthwise convolution of the values is added.
-Deviations: the landmark grid is capped at 7 x 7 unless ``max_landmarks=None``, and a landmark that represents several
-of the paper's counts that many times in SOFT++'s degrees, so that the weights do not grow with the image; the Newton
-iteration has its own start for every matrix.
+Deviations: the landmark grid is capped at 7 x 7 unless ``max_landmarks="ratio"``, and a landmark that represents
+several of the paper's counts that many times in SOFT++'s degrees, so that the weights do not grow with the image; the
+Newton iteration has its own start for every matrix, and the release's only with ``start="release"``.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
 from softline.checks import check_option
 from softline.layers.grid import GridSize
-from softline.layers.landmarks import LandmarkPlan, Sampling, create_landmarks
+from softline.layers.landmarks import LandmarkPlan, MaxLandmarks, Sampling, create_landmarks
 from softline.layers.local import ValueConv
 from softline.ops.inputs import Impl
 from softline.ops.newton import NewtonGradient
@@ -56,7 +56,7 @@ def soft(
     normalize: bool = False,
     sampling: Sampling = "conv",
     ratio: int | GridSize = 1,
-    max_landmarks: int | GridSize | None = 7,
+    max_landmarks: MaxLandmarks = 7,
     inverse: Inverse = "newton",
     iterations: int = 20,
     start: SoftStart = "norm",

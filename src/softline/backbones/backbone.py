@@ -1,7 +1,6 @@
-"""The model class of all backbones (stages, final norm, classifier, timm's methods) and helpers for building one."""
+"""The model class of all backbones: stages, final norm, classifier, timm's methods."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, cast, get_args
 
@@ -14,15 +13,13 @@ from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from softline.attention import ATTENTIONS, create_attention
-from softline.attention.registry import option_names
+from softline.backbones.building import grid_of
 from softline.checks import check_integer, check_option
 from softline.errors import UserError
 from softline.layers.embed import PositionEmbed
 from softline.layers.grid import GridSize, as_pair, token_map
 
 GlobalPool = Literal["avg", "token", ""]
-AttentionChoice = str | Sequence[str]
 
 
 class HeadOptions(TypedDict, total=False):
@@ -257,49 +254,16 @@ class Backbone(nn.Module):
             raise UserError(f"images must be at least {least}x{least} pixels, got {x.shape[2]}x{x.shape[3]}")
 
 
-def build_attention(
-    name: str,
-    dim: int,
-    num_heads: int,
-    *,
-    num_prefix_tokens: int = 0,
-    offers: dict[str, Any] | None = None,
-    **options: Any,
-) -> nn.Module:
-    """Build the attention ``name`` for a block.
-
-    offers: options that the backbone sets if the attention has them (landmark ratio, number of tokens).
-    options: options that the attention must have.
-    """
-    check_option("attention", name, ATTENTIONS)
-    known = option_names(name) or []
-    taken = {key: value for key, value in (offers or {}).items() if key in known}
-    return create_attention(name, dim, num_heads, num_prefix_tokens=num_prefix_tokens, **{**taken, **options})
-
-
-def check_stages(count: int, **settings: Sequence[Any]) -> None:
-    """Check that every setting has one value per stage."""
-    for name, values in settings.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != count:
-            raise UserError(f"{name} must have a value for each of {count} stages, got {values!r}")
-
-
-def required(config: Mapping[str, Any], family: str, *keys: str) -> None:
-    """Check that a release's config has the settings that differ between its models."""
-    absent = [key for key in keys if key not in config]
-    if absent:
-        raise UserError(f"config of {family} must have {', '.join(absent)}; got {', '.join(config) or 'nothing'}")
-
-
 def fit_positions(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Resize position embeddings of square images and position biases of square windows to the sizes of the model."""
     own = model.state_dict()
-    for index, stage in enumerate(getattr(model, "stages", [])):
-        key, position = f"stages.{index}.position.weight", getattr(stage, "position", None)
-        if position is None or key not in state_dict or state_dict[key].shape == position.weight.shape:
+    for name, position in model.named_modules():
+        key = f"{name}.weight"
+        if not isinstance(position, PositionEmbed) or key not in state_dict:
             continue
-        side = math.isqrt(max(state_dict[key].shape[1] - stage.num_prefix_tokens, 0))
-        if side**2 + stage.num_prefix_tokens == state_dict[key].shape[1]:
+        count, prefix = state_dict[key].shape[1], position.num_prefix_tokens
+        side = math.isqrt(max(count - prefix, 0))
+        if count != position.weight.shape[1] and side**2 + prefix == count:
             state_dict[key] = position.resize(state_dict[key], (side, side), position.grid_size)
     return {key: _fit_bias(key, value, own) for key, value in state_dict.items()}
 
@@ -310,66 +274,6 @@ def _fit_bias(key: str, table: Tensor, own: Mapping[str, Tensor]) -> Tensor:
         return table
     window = (math.isqrt(len(own[key])) + 1) // 2
     return resize_rel_pos_bias_table_simple(table, (window, window), tuple(own[key].shape))
-
-
-def per_stage(attention: AttentionChoice, count: int) -> list[str]:
-    """Return one attention name per stage."""
-    names = [attention] * count if isinstance(attention, str) else list(attention)
-    if len(names) != count:
-        raise UserError(f"attention must be one name, or a name for each of {count} stages, got {attention!r}")
-    for name in names:
-        check_option("attention", name, ATTENTIONS)
-    return names
-
-
-def block_attentions(attention: AttentionChoice, stage_types: str, depths: Sequence[int]) -> list[list[str]]:
-    """Return the attention name of every block, by stage.
-
-    attention: one name, used in the blocks that ``stage_types`` does not assign to softmax; or one name per stage,
-        in which case ``stage_types`` is not used.
-    stage_types: the release's notation, per stage: I (the attention), S (softmax) or M followed by a number k (softmax
-        after the first k blocks). The number may also come last: "IIM2S" and "IIMS2" are the same.
-    """
-    if not isinstance(attention, str):
-        return [[name] * depth for name, depth in zip(per_stage(attention, len(depths)), depths, strict=True)]
-    found = re.fullmatch(r"(?P<types>(?:I|S|M\d*)+)(?:(?:, ?M=)?(?P<blocks>\d+))?", stage_types)
-    types = re.findall(r"I|S|M\d*", found["types"]) if found else []
-    if found is None or len(types) != len(depths) or ("M" in types and found["blocks"] is None):
-        raise UserError(
-            f"stage_types must have I, S or M with a number of blocks for each of {len(depths)} stages "
-            f'(such as "IIM2S"), got {stage_types!r}'
-        )
-    names = []
-    for kind, depth, name in zip(types, depths, per_stage(attention, len(depths)), strict=True):
-        count = int(kind[1:] or found["blocks"]) if kind[0] == "M" else {"I": depth, "S": 0}[kind]
-        if count > depth:
-            raise UserError(f"stage_types {stage_types!r} asks for {count} blocks of a stage that has {depth}")
-        names.append([name if block < count else "softmax" for block in range(depth)])
-    return names
-
-
-def grid_of(img_size: int | GridSize, reduction: int) -> GridSize:
-    """Token grid of an image at a stage: pixels / reduction, rounded up."""
-    height, width = as_pair("img_size", img_size)
-    return -(-height // reduction), -(-width // reduction)
-
-
-def least_image(
-    names: Sequence[str],
-    ratios: Sequence[int | GridSize],
-    strides: Sequence[int],
-    attention_options: Mapping[str, Any] | None,
-) -> int:
-    """Smallest image side for which every stage with landmarks has at least one landmark cell in its grid.
-
-    attention_options: its ``ratio``, if any, overrides ``ratios``.
-    """
-    sizes = [1]
-    for name, ratio, stride in zip(names, ratios, strides, strict=True):
-        if "ratio" in (option_names(name) or []):
-            ratio = (attention_options or {}).get("ratio", ratio)
-            sizes.append((max(as_pair("ratio", ratio)) - 1) * stride + 1)
-    return max(sizes)
 
 
 def imagenet_cfg(**changes: Any) -> dict[str, Any]:
@@ -391,13 +295,6 @@ def inline_cfg(**changes: Any) -> dict[str, Any]:
     """Data configuration of an InLine model: the authors resize to a square, ignoring the aspect ratio, and crop."""
     usual = {"crop_pct": 0.875, "crop_mode": "squash", "first_conv": "stages.0.embed.proj"}
     return imagenet_cfg(**{**usual, **changes})
-
-
-def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
-    """Stochastic-depth rates that increase linearly from 0 to ``rate`` over all blocks, split by stage."""
-    total = sum(depths)
-    rates = iter([rate * index / max(total - 1, 1) for index in range(total)])
-    return [[next(rates) for _ in range(depth)] for depth in depths]
 
 
 def _init_linear(module: nn.Module) -> None:

@@ -12,6 +12,7 @@ Deviations from the release:
 - Attentions other than InLine and softmax have no LePE.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -21,41 +22,57 @@ from torch import Tensor, nn
 
 from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Override, RowReader
-from softline.backbones.backbone import (
+from softline.backbones.backbone import Backbone, HeadOptions, Stage, inline_cfg
+from softline.backbones.building import (
+    FIXED_ARGUMENTS,
     AttentionChoice,
-    Backbone,
-    HeadOptions,
-    Stage,
     block_attentions,
     build_attention,
+    check_cap,
+    check_softmax_only,
     check_stages,
     drop_path_rates,
     grid_of,
-    inline_cfg,
-    required,
+    release_config,
+    softmax_options,
+    without_stage_types,
 )
 from softline.backbones.registration import INLINE_RELEASE, create_backbone, inline_link
 from softline.errors import UserError
 from softline.layers.blocks import PreNormBlock
 from softline.layers.embed import PatchEmbed
 from softline.layers.grid import GridSize
-from softline.layers.local import LocalSum, ValueConv
+from softline.layers.local import LocalResidual, LocalSum, ValueConv
 from softline.layers.windows import Windows
 from softline.weights.releases import register_release
 from softline.weights.renaming import KeyRules
 
 NORM_EPS = 1e-5
+STRIPS = (1, 2, 7, None)
+# options of softmax attention that softmax blocks in strips have
+STRIP_OPTIONS = ("symmetric", "local_residual", "qkv_bias")
 
 
 class StripAttention(nn.Module):
     """CSWin's softmax attention with LePE inside vertical (first half of the heads) and horizontal strips.
 
     strip: width of the strips; None attends on the whole map with all heads.
+    symmetric: one projection serves as queries and keys (Table 8 of the SOFT paper).
+    local_residual: add InLine's local residual on the whole map.
     """
 
     num_prefix_tokens = 0
 
-    def __init__(self, dim: int, num_heads: int, strip: int | None) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        strip: int | None,
+        *,
+        symmetric: bool = False,
+        local_residual: bool = False,
+        qkv_bias: bool = True,
+    ) -> None:
         super().__init__()
         branches = 1 if strip is None else 2
         if dim % num_heads or num_heads % branches:
@@ -66,16 +83,24 @@ class StripAttention(nn.Module):
         self.num_heads = num_heads
         self.branch_heads = num_heads // branches
         self.override: Override | None = None  # see `softline.attention.MultiHeadAttention`
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.symmetric = symmetric
+        self.qkv = nn.Linear(dim, (2 if symmetric else 3) * dim, bias=qkv_bias)
+        self.residual = LocalResidual(dim, num_heads) if local_residual else None
         self.local = nn.ModuleList(_lepe(self.branch_heads, dim // num_heads) for _ in range(branches))
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
-        """[B, N, C] -> [B, N, C]."""
+    def forward(self, x: Tensor, grid_size: GridSize, *, context: Tensor | None = None) -> Tensor:
+        """[B, N, C] -> [B, N, C]; context: tokens [B, N, C] whose mean predicts the local residual, instead of x."""
+        branches = self._branches(x, grid_size)
         if self.override is not None:
-            return self.proj(self._overridden(self.override, x, grid_size))
-        branches = zip(self._branches(x, grid_size), self.local, strict=True)
-        return self.proj(torch.cat([self._attend(qkv, windows, local) for (qkv, windows), local in branches], dim=-1))
+            out = self._overridden(self.override, branches, x, grid_size)
+        else:
+            parts = zip(branches, self.local, strict=True)
+            out = torch.cat([self._attend(qkv, windows, local) for (qkv, windows), local in parts], dim=-1)
+        if self.residual is not None:
+            added = self.residual(x if context is None else context, self._values(branches), grid_size)
+            out = out + added.transpose(1, 2).flatten(2)
+        return self.proj(out)
 
     def weights(self, x: Tensor, grid_size: GridSize) -> Tensor:
         """Explicit weights [B, num_heads, N, N], 0 outside a token's strip; LePE is not part of them."""
@@ -90,7 +115,10 @@ class StripAttention(nn.Module):
         """For each branch its queries, keys and values [B, N, 3 H D], and its strips."""
         height, width = grid_size
         windows = [grid_size] if self.strip is None else [(height, self.strip), (self.strip, width)]
-        parts = self.qkv(x).unflatten(-1, (3, len(windows), -1)).unbind(3)  # for each branch [B, N, 3, H D]
+        qkv = self.qkv(x).unflatten(-1, (2 if self.symmetric else 3, len(windows), -1))
+        if self.symmetric:
+            qkv = torch.cat([qkv[:, :, :1], qkv], dim=2)
+        parts = qkv.unbind(3)  # for each branch [B, N, 3, H D]
         return [(part.flatten(2), Windows(grid_size, size)) for part, size in zip(parts, windows, strict=True)]
 
     def _attend(self, qkv: Tensor, windows: Windows, local: nn.Module) -> Tensor:
@@ -100,16 +128,22 @@ class StripAttention(nn.Module):
         out = ops.softmax_attention(q, k, v, key_mask=key_mask) + local(qkv, v, windows.window_size, key_mask)
         return windows.join(out.transpose(1, 2).flatten(2))
 
-    def _overridden(self, override: Override, x: Tensor, grid_size: GridSize) -> Tensor:
+    def _overridden(
+        self, override: Override, branches: list[tuple[Tensor, Windows]], x: Tensor, grid_size: GridSize
+    ) -> Tensor:
         """Values attended by ``override`` on the whole map, with LePE inside the strips: [B, N, C]."""
-        values, lepe = [], []
-        for (qkv, windows), local in zip(self._branches(x, grid_size), self.local, strict=True):
-            values.append(qkv.unflatten(-1, (3, self.branch_heads, -1))[:, :, 2])  # [B, N, H, D]
+        lepe = []
+        for (qkv, windows), local in zip(branches, self.local, strict=True):
             key_mask = windows.key_mask(qkv.shape[0], qkv.device)
             inside = local(qkv, self._heads(qkv, windows)[2], windows.window_size, key_mask)
             lepe.append(windows.join(inside.transpose(1, 2).flatten(2)))
-        heads = torch.cat(values, dim=2).transpose(1, 2)  # [B, num_heads, N, D]
-        return override(self, heads, x, grid_size, None).transpose(1, 2).flatten(2) + torch.cat(lepe, dim=-1)
+        attended = override(self, self._values(branches), x, grid_size, None)
+        return attended.transpose(1, 2).flatten(2) + torch.cat(lepe, dim=-1)
+
+    def _values(self, branches: list[tuple[Tensor, Windows]]) -> Tensor:
+        """Values of all heads on the whole map [B, num_heads, N, D]."""
+        values = [qkv.unflatten(-1, (3, self.branch_heads, -1))[:, :, 2] for qkv, _ in branches]  # [B, N, H, D] each
+        return torch.cat(values, dim=2).transpose(1, 2)
 
     def _rows_inside(self, qkv: Tensor, windows: Windows) -> RowReader:
         """Return a function that computes rows inside the strips of a branch: places [R] -> [B windows, H, R, n]."""
@@ -131,9 +165,9 @@ def cswin_backbone(
     embed_dim: int = 64,
     depths: Sequence[int] = (2, 4, 18, 1),
     num_heads: Sequence[int] = (2, 4, 8, 16),
-    strips: Sequence[int | None] = (1, 2, 7, None),
+    strips: Sequence[int | None] | None = None,
     attention: AttentionChoice = "inline",
-    stage_types: str = "IISS",
+    stage_types: str | None = None,
     mlp_ratio: float = 4.0,
     attention_options: dict[str, Any] | None = None,
     img_size: int | GridSize = 224,
@@ -144,27 +178,36 @@ def cswin_backbone(
     """A CSWin pyramid with any number of stages.
 
     embed_dim: channels of the first stage; they double from stage to stage.
-    strips: strip width of softmax blocks per stage; None attends on the whole map.
-    attention, stage_types: attention of each block, see `softline.backbones.backbone.block_attentions`.
-    attention_options: further options of the attention in blocks other than softmax.
+    strips: strip width of softmax blocks per stage, by default 1, 2, 7, None; None attends on the whole map.
+    attention, stage_types: attention of each block, see `softline.backbones.building.block_attentions`; "IISS" by
+        default.
+    attention_options: further options of the attention in blocks other than softmax; if all blocks are softmax, theirs
+        (symmetric, local_residual, qkv_bias).
     """
-    check_stages(len(depths), num_heads=num_heads, strips=strips)
-    names = block_attentions(attention, stage_types, depths)
+    names = block_attentions(attention, stage_types, depths, "IISS")
+    check_softmax_only(names, "strips", strips)
+    widths = STRIPS if strips is None else strips
+    check_stages(len(depths), num_heads=num_heads, strips=widths)
     rates = drop_path_rates(drop_path_rate, depths)
     strides = [4 * 2**index for index in range(len(depths))]
+    options = attention_options or {}
+    own_options = softmax_options(names, STRIP_OPTIONS, options)
+    # as many landmarks as the last stage has tokens
+    cells = [strides[-1] // stride for stride in strides]
+    grids = [grid_of(img_size, stride) for stride in strides]
+    check_cap([stage[0] if stage else "softmax" for stage in names], grids, cells, options)
 
     def block(index: int, name: str, rate: float) -> nn.Module:
         dim, heads = embed_dim * 2**index, num_heads[index]
         if name == "softmax":
-            strip = StripAttention(dim, heads, strips[index])
-            return PreNormBlock(dim, strip, mlp_ratio=mlp_ratio, drop_path=rate, norm_eps=NORM_EPS)
-        height, width = grid_of(img_size, strides[index])
-        # as many landmarks as the last stage has tokens
-        offers = {"ratio": strides[-1] // strides[index], "max_tokens": height * width}
-        attend = build_attention(name, dim, heads, offers=offers, **attention_options or {})
+            attend: nn.Module = StripAttention(dim, heads, widths[index], **own_options)
+            context = bool(own_options.get("local_residual"))
+        else:
+            offers = {"ratio": cells[index], "max_tokens": math.prod(grids[index]), "position_grid": grids[index]}
+            attend = build_attention(name, dim, heads, offers=offers, **options)
+            context = name == "inline"
         if name == "inline":
             attend = _with_lepe(attend)
-        context = name == "inline"
         return PreNormBlock(dim, attend, mlp_ratio=mlp_ratio, drop_path=rate, norm_eps=NORM_EPS, pass_context=context)
 
     def stage(index: int) -> Stage:
@@ -209,45 +252,53 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> Backbone:
-    return create_backbone(cswin_backbone, variant, pretrained, rules=RELEASE_KEYS, by_hand=INLINE_RELEASE, **kwargs)
+def _create(variant: str, pretrained: bool, args: dict[str, Any], kwargs: dict[str, Any]) -> Backbone:
+    own = without_stage_types(args, kwargs)
+    return create_backbone(
+        cswin_backbone, variant, pretrained, rules=RELEASE_KEYS, by_hand=INLINE_RELEASE, **{**own, **kwargs}
+    )
 
 
 @register_model
 def inline_cswin_tiny(pretrained: bool = False, **kwargs: Any) -> Backbone:
     """InLine-CSwin-T, 21 M parameters."""
     args: dict[str, Any] = {}
-    return _create("inline_cswin_tiny", pretrained, **{**args, **kwargs})
+    return _create("inline_cswin_tiny", pretrained, args, kwargs)
 
 
 @register_model
 def inline_cswin_small(pretrained: bool = False, **kwargs: Any) -> Backbone:
     """InLine-CSwin-S, 33 M parameters."""
     args: dict[str, Any] = {"depths": (3, 6, 29, 2)}
-    return _create("inline_cswin_small", pretrained, **{**args, **kwargs})
+    return _create("inline_cswin_small", pretrained, args, kwargs)
 
 
 @register_model
 def inline_cswin_base(pretrained: bool = False, **kwargs: Any) -> Backbone:
     """InLine-CSwin-B, 73 M parameters."""
     args: dict[str, Any] = {**_BASE}
-    return _create("inline_cswin_base", pretrained, **{**args, **kwargs})
+    return _create("inline_cswin_base", pretrained, args, kwargs)
 
 
 @register_model
 def inline_cswin_base_384(pretrained: bool = False, **kwargs: Any) -> Backbone:
     """InLine-CSwin-B with wider strips, for images of 384 x 384."""
     args: dict[str, Any] = {**_BASE, "strips": (1, 2, 12, None), "img_size": 384}
-    return _create("inline_cswin_base_384", pretrained, **{**args, **kwargs})
+    return _create("inline_cswin_base_384", pretrained, args, kwargs)
 
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     """Build the released network from the arguments of its constructor."""
-    keys = ("img_size", "embed_dim", "depth", "split_size", "la_split_size", "num_heads", "attn_type")
-    required(config, family, *keys)
+    config = release_config(
+        config,
+        family,
+        required=("img_size", "embed_dim", "depth", "split_size", "la_split_size", "num_heads", "attn_type"),
+        optional={"mlp_ratio": 4.0, "num_classes": 1000, "in_chans": 3, "drop_path_rate": 0.0},
+        fixed={**FIXED_ARGUMENTS, "patch_size": (4,), "hybrid_backbone": (None,), "use_chk": (False,)},
+    )
     depths, img_size = config["depth"], config["img_size"]
     sides = [min(grid_of(img_size, 4 * 2**index)) for index in range(len(depths))]
-    names = block_attentions("inline", config["attn_type"], depths)
+    names = block_attentions("inline", config["attn_type"], depths, "IISS")
     splits = [int(split) for split in config["la_split_size"].split("-")]
     check_stages(len(depths), la_split_size=splits, split_size=config["split_size"])
     for split, side, stage in zip(splits, sides, names, strict=True):
@@ -256,19 +307,22 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
                 f"la_split_size must be the map size in InLine stages ({'-'.join(map(str, sides))} for images of "
                 f"{img_size}; the release supports nothing else), got {config['la_split_size']!r}"
             )
-    whole = [split == side for split, side in zip(config["split_size"], sides, strict=True)]
+    # the last stage, and a stage whose strips are as wide as the map, attend on the whole map
+    strips = [
+        None if split == side or index == len(depths) - 1 else split
+        for index, (split, side) in enumerate(zip(config["split_size"], sides, strict=True))
+    ]
     return cswin_backbone(
         embed_dim=config["embed_dim"],
         depths=depths,
         num_heads=config["num_heads"],
-        strips=[
-            None if one or index == len(depths) - 1 else split
-            for index, (one, split) in enumerate(zip(whole, config["split_size"], strict=True))
-        ],
+        strips=strips if any("softmax" in stage for stage in names) else None,
         stage_types=config["attn_type"],
+        mlp_ratio=config["mlp_ratio"],
+        drop_path_rate=config["drop_path_rate"],
         img_size=img_size,
-        num_classes=config.get("num_classes", 1000),
-        in_chans=config.get("in_chans", 3),
+        num_classes=config["num_classes"],
+        in_chans=config["in_chans"],
     )
 
 

@@ -17,18 +17,17 @@ from typing import Any, Unpack
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
-from softline.backbones.backbone import (
+from softline.backbones.backbone import Backbone, HeadOptions, Stage, inline_cfg
+from softline.backbones.building import (
+    FIXED_ARGUMENTS,
     AttentionChoice,
-    Backbone,
-    HeadOptions,
-    Stage,
     build_attention,
+    check_cap,
     drop_path_rates,
     grid_of,
-    inline_cfg,
     least_image,
     per_stage,
-    required,
+    release_config,
 )
 from softline.backbones.registration import INLINE_RELEASE, create_backbone, inline_link
 from softline.layers.blocks import PreNormBlock
@@ -64,7 +63,8 @@ def deit_backbone(
     mixed = len(set(names)) > 1
     options = attention_options or {}
     grid_size = grid_of(img_size, patch_size)
-    offers = {"ratio": LANDMARK_RATIO, "value_conv": 3, "max_tokens": 1 + grid_size[0] * grid_size[1]}
+    check_cap(names, [grid_size] * depth, [LANDMARK_RATIO] * depth, options)
+    offers = {"ratio": LANDMARK_RATIO, "max_tokens": 1 + grid_size[0] * grid_size[1], "position_grid": grid_size}
 
     def stage(index: int, rate: float) -> Stage:
         attend = build_attention(
@@ -141,17 +141,22 @@ def inline_deit_base(pretrained: bool = False, **kwargs: Any) -> Backbone:
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     """Build the released network; embed_dim and num_heads are required because they differ between its models."""
-    required(config, family, "embed_dim", "num_heads")
-    return deit_backbone(
-        patch_size=config.get("patch_size", 16),
-        embed_dim=config["embed_dim"],
-        depth=config.get("depth", 12),
-        num_heads=config["num_heads"],
-        mlp_ratio=config.get("mlp_ratio", 4.0),
-        img_size=config.get("img_size", 224),
-        num_classes=config.get("num_classes", 1000),
-        in_chans=config.get("in_chans", 3),
+    args = release_config(
+        config,
+        family,
+        required=("embed_dim", "num_heads"),
+        optional={
+            "patch_size": 16,
+            "depth": 12,
+            "mlp_ratio": 4.0,
+            "img_size": 224,
+            "num_classes": 1000,
+            "in_chans": 3,
+            "drop_path_rate": 0.0,
+        },
+        fixed={**FIXED_ARGUMENTS, "representation_size": (None,), "distilled": (False,)},
     )
+    return deit_backbone(**args)
 
 
 # rules from the release's parameter names to ours, applied in order

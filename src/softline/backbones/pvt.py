@@ -14,6 +14,7 @@ Deviations from the paper and its release:
 - ``inline_micro`` is softline's own model.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -23,19 +24,20 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from softline.attention.multihead import Override, RowReader
-from softline.backbones.backbone import (
+from softline.backbones.backbone import Backbone, HeadOptions, Stage, inline_cfg
+from softline.backbones.building import (
+    FIXED_ARGUMENTS,
     AttentionChoice,
-    Backbone,
-    HeadOptions,
-    Stage,
     build_attention,
+    check_cap,
+    check_settings,
     check_stages,
     drop_path_rates,
     grid_of,
-    inline_cfg,
     least_image,
     per_stage,
-    required,
+    release_config,
+    unused_settings,
 )
 from softline.backbones.registration import INLINE_RELEASE, create_backbone, inline_link
 from softline.checks import check_integer, check_option
@@ -52,6 +54,8 @@ EMBED_DIMS = (64, 128, 320, 512)
 NUM_HEADS = (2, 4, 10, 16)
 MLP_RATIOS = (8, 8, 4, 4)
 SR_RATIOS = (8, 4, 2, 1)
+# the attention's option that a setting of the backbone sets
+SETTINGS = {"sr_ratios": "ratio"}
 
 
 class SpatialReductionAttention(nn.Module):
@@ -163,7 +167,7 @@ def pvt_backbone(
     mlp_ratios: Sequence[float] = MLP_RATIOS,
     depths: Sequence[int],
     attention: AttentionChoice = "inline",
-    sr_ratios: Sequence[int] = SR_RATIOS,
+    sr_ratios: Sequence[int] | None = None,
     attention_options: dict[str, Any] | None = None,
     img_size: int | GridSize = 224,
     in_chans: int = 3,
@@ -173,25 +177,28 @@ def pvt_backbone(
     """A pyramid of four stages.
 
     attention: one name for all stages, or one per stage.
-    sr_ratios: spatial reduction of softmax stages, and cell size of attentions with landmarks.
+    sr_ratios: spatial reduction of softmax stages, and cell size of attentions with landmarks, by default 8, 4, 2, 1;
+        refused if no stage has either.
     attention_options: further options of the attention; if stages differ, of those other than softmax.
     """
-    check_stages(
-        4, embed_dims=embed_dims, num_heads=num_heads, mlp_ratios=mlp_ratios, depths=depths, sr_ratios=sr_ratios
-    )
     names = per_stage(attention, 4)
+    if "softmax" not in names:
+        check_settings(SETTINGS, names, {"sr_ratios": sr_ratios})
+    ratios = SR_RATIOS if sr_ratios is None else sr_ratios
+    check_stages(4, embed_dims=embed_dims, num_heads=num_heads, mlp_ratios=mlp_ratios, depths=depths, sr_ratios=ratios)
+    check_cap(names, [grid_of(img_size, stride) for stride in STRIDES], ratios, attention_options or {})
     mixed = len(set(names)) > 1
     rates = drop_path_rates(drop_path_rate, depths)
 
     def attend(index: int) -> nn.Module:
-        name, dim, ratio = names[index], embed_dims[index], sr_ratios[index]
+        name, dim, ratio = names[index], embed_dims[index], ratios[index]
         options = {} if mixed and name == "softmax" else attention_options or {}
         if name == "softmax" and ratio > 1:
             for option in options:
                 check_option("an option of softmax attention with spatial reduction", option, ["qkv_bias"])
             return SpatialReductionAttention(dim, num_heads[index], ratio=ratio, **options)
-        height, width = grid_of(img_size, STRIDES[index])
-        offers = {"ratio": ratio, "value_conv": 3, "max_tokens": height * width}
+        grid_size = grid_of(img_size, STRIDES[index])
+        offers = {"ratio": ratio, "max_tokens": math.prod(grid_size), "position_grid": grid_size}
         return build_attention(name, dim, num_heads[index], offers=offers, **options)
 
     def stage(index: int) -> Stage:
@@ -215,7 +222,7 @@ def pvt_backbone(
         norm=nn.Identity(),
         in_chans=in_chans,
         img_size=img_size,
-        min_size=least_image(names, sr_ratios, STRIDES, attention_options),
+        min_size=least_image(names, ratios, STRIDES, attention_options),
         **head,
     )
 
@@ -271,31 +278,41 @@ def inline_micro(pretrained: bool = False, **kwargs: Any) -> Backbone:
         "num_heads": (1, 2, 3, 4),
         "mlp_ratios": (4, 4, 4, 4),
         "depths": (1, 1, 2, 1),
-        "sr_ratios": (1, 1, 1, 1),
         "img_size": 32,
     }
+    attentions = per_stage(kwargs.get("attention", "inline"), 4)
+    if "softmax" in attentions or not unused_settings(SETTINGS, attentions):
+        args["sr_ratios"] = (1, 1, 1, 1)
     return _create("inline_micro", pretrained, **{**args, **kwargs})
 
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     """Build the released network; depths are required because they differ between its models."""
-    required(config, family, "depths")
-    kinds = config.get("attn_type", "IIII")
+    args = release_config(
+        config,
+        family,
+        required=("depths",),
+        optional={
+            "embed_dims": EMBED_DIMS,
+            "num_heads": NUM_HEADS,
+            "mlp_ratios": MLP_RATIOS,
+            "attn_type": "IIII",
+            "sr_ratios": SR_RATIOS,
+            "img_size": 224,
+            "num_classes": 1000,
+            "in_chans": 3,
+            "drop_path_rate": 0.0,
+        },
+        # the release fails if keys and values of InLine stages are reduced
+        fixed={**FIXED_ARGUMENTS, "patch_size": (4,), "la_sr_ratios": ("1111",)},
+    )
+    kinds, reductions = args.pop("attn_type"), args.pop("sr_ratios")
     if len(kinds) != 4 or set(kinds) - set(RELEASE_ATTENTIONS):
         raise UserError(f"attn_type must be I (InLine) or S (softmax) for each of the four stages, got {kinds!r}")
-    reductions = config.get("la_sr_ratios", "1111")
-    if reductions != "1111":
-        raise UserError(f'la_sr_ratios must be "1111" (the release fails with any other), got {reductions!r}')
     return pvt_backbone(
-        embed_dims=config.get("embed_dims", EMBED_DIMS),
-        num_heads=config.get("num_heads", NUM_HEADS),
-        mlp_ratios=config.get("mlp_ratios", MLP_RATIOS),
-        depths=config["depths"],
+        **args,
         attention=[RELEASE_ATTENTIONS[kind] for kind in kinds],
-        sr_ratios=config.get("sr_ratios", SR_RATIOS),
-        img_size=config.get("img_size", 224),
-        num_classes=config.get("num_classes", 1000),
-        in_chans=config.get("in_chans", 3),
+        sr_ratios=reductions if "S" in kinds else None,
     )
 
 

@@ -34,6 +34,8 @@ SEQUENCE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "inline": {"local_kernel": (1, 3)},
     "nystrom": {"max_landmarks": (1, 64), "value_conv": (1, 35)},
     "focused": {"value_conv": (1, 5)},
+    "angular": {"value_conv": (1, 9)},
+    "enhanced": {"value_conv": (1, 3)},
     # Table 12's baselines are Linformer-256, Performer-256 and Reformer-2
     "linformer": {"rank": 256},
     "performer": {"num_features": 256},
@@ -70,7 +72,7 @@ class SequenceEncoder(nn.Module):
     vocabulary: number of token ids.
     positions: number of learned positions; no sequence may be longer.
     attention: name of an attention in `softline.attention`.
-    attention_options: options of the attention that override `SEQUENCE_OPTIONS`; ``{"max_landmarks": None}`` gives
+    attention_options: options of the attention that override `SEQUENCE_OPTIONS`; ``{"max_landmarks": "ratio"}`` gives
         SOFT as many landmarks as in the paper, one per 4 tokens, at a cost that is no longer linear.
     """
 

@@ -8,7 +8,7 @@ Deviations from the release:
 - Windows do not depend on ``img_size``, and neither do the parameters; maps of any size are padded to whole windows,
   and the padding is masked. A map that fits one window along one axis only is shifted along the other.
 - As in the release, linear blocks with several windows shift them without masking opposite sides of the map from each
-  other; softmax blocks mask them.
+  other; softmax blocks mask them. The local residual crosses that seam in both.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,20 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from softline.attention.multihead import Override, RowReader
-from softline.backbones.backbone import (
+from softline.backbones.backbone import Backbone, HeadOptions, Stage, inline_cfg
+from softline.backbones.building import (
+    FIXED_ARGUMENTS,
     AttentionChoice,
-    Backbone,
-    HeadOptions,
-    Stage,
     block_attentions,
     build_attention,
+    check_cap,
+    check_softmax_only,
     check_stages,
     drop_path_rates,
     grid_of,
-    inline_cfg,
-    required,
+    release_config,
+    softmax_options,
+    without_stage_types,
 )
 from softline.backbones.registration import INLINE_RELEASE, create_backbone, inline_link
 from softline.checks import check_integer
@@ -39,12 +41,15 @@ from softline.errors import UserError
 from softline.layers.blocks import PreNormBlock
 from softline.layers.embed import PatchEmbed
 from softline.layers.grid import GridSize, as_pair, pad_to_whole
+from softline.layers.local import LocalResidual
 from softline.layers.windows import WindowedAttention
-from softline.ops.inputs import narrow, widen, without_autocast
+from softline.ops.inputs import hide, narrow, widen, without_autocast
 from softline.weights.releases import register_release
 from softline.weights.renaming import KeyRules
 
 NORM_EPS = 1e-5
+# options of softmax attention that softmax blocks inside windows have
+WINDOW_OPTIONS = ("symmetric", "local_residual", "qkv_bias")
 
 
 class PatchMerging(nn.Module):
@@ -71,37 +76,58 @@ class PositionBiasAttention(nn.Module):
     """Softmax attention inside windows with a learned bias per head and per offset between two tokens.
 
     window_size: side of the largest window; smaller windows use a part of the offsets.
+    symmetric: one projection serves as queries and keys (Table 8 of the SOFT paper).
+    local_residual: add InLine's local residual inside each window (Table 4 of the InLine paper).
     """
 
     num_prefix_tokens = 0
 
-    def __init__(self, dim: int, num_heads: int, window_size: int) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window_size: int,
+        *,
+        symmetric: bool = False,
+        local_residual: bool = False,
+        qkv_bias: bool = True,
+    ) -> None:
         super().__init__()
         if dim % num_heads:
             raise UserError(f"dim ({dim}) must be divisible by num_heads ({num_heads})")
         self.num_heads = num_heads
         self.window_size = window_size
         self.override: Override | None = None  # see `softline.attention.MultiHeadAttention`
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.qkv = nn.Linear(dim, (2 if symmetric else 3) * dim, bias=qkv_bias)
+        self.local = LocalResidual(dim, num_heads) if local_residual else None
         self.position_bias = nn.Parameter(torch.empty((2 * window_size - 1) ** 2, num_heads))
         nn.init.trunc_normal_(self.position_bias, std=0.02)
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, grid_size: GridSize, pair_mask: Tensor | None = None) -> Tensor:
-        """Windows [B * windows, N, C] -> [B * windows, N, C]; pair_mask: bool [windows, N, N], True = may attend."""
+    def forward(
+        self, x: Tensor, grid_size: GridSize, pair_mask: Tensor | None = None, key_mask: Tensor | None = None
+    ) -> Tensor:
+        """Windows [B * windows, N, C] -> [B * windows, N, C].
+
+        pair_mask: bool [windows, N, N], True = may attend.
+        key_mask: bool [B * windows, N], True = real token, for the local residual.
+        """
+        q, k, v = self._project(x)
         if self.override is None:
-            out = self._attend(x, grid_size, pair_mask)
+            out = self._attend(q, k, v, grid_size, pair_mask)
         else:
-            out = self.override(self, self._project(x)[2], x, grid_size, pair_mask)
+            out = self.override(self, v, x, grid_size, pair_mask)
+        if self.local is not None:
+            out = out + self.local(x, hide(v, key_mask), grid_size, key_mask)
         return self.proj(out.transpose(1, 2).flatten(2))
 
-    def _attend(self, x: Tensor, grid_size: GridSize, pair_mask: Tensor | None) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, grid_size: GridSize, pair_mask: Tensor | None) -> Tensor:
         """Attended values [B * windows, H, N, D]."""
         bias = self.bias(grid_size)[None]  # [1, H, N, N]
         if pair_mask is not None:
             bias = torch.where(pair_mask[:, None], bias, -torch.inf)  # [windows, H, N, N]
-        # windows share an axis with the heads, so that the bias is not repeated for every sample
-        q, k, v = self._project(x).unflatten(1, (-1, bias.shape[0])).flatten(2, 3).unbind(0)  # [B, windows H, N, D]
+        # windows share an axis with the heads, so that the bias is not repeated for every sample: [B, windows H, N, D]
+        q, k, v = (part.unflatten(0, (-1, bias.shape[0])).flatten(1, 2) for part in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.flatten(0, 1)[None].to(q.dtype))
         return out.unflatten(1, (-1, self.num_heads)).flatten(0, 1)  # [B windows, H, N, D]
 
@@ -111,7 +137,7 @@ class PositionBiasAttention(nn.Module):
 
     def rows(self, x: Tensor, grid_size: GridSize, pair_mask: Tensor | None = None) -> RowReader:
         """Return a function that computes rows of `weights`: places in a window [R] -> [B * windows, H, R, N]."""
-        q, k, _ = self._project(x).unbind(0)
+        q, k, _ = self._project(x)
         bias = self.bias(grid_size)
 
         def read(places: Tensor) -> Tensor:
@@ -120,9 +146,11 @@ class PositionBiasAttention(nn.Module):
 
         return read
 
-    def _project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values [3, B * windows, H, N, D]."""
-        return self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B * windows, H, N, D]."""
+        parts = self.qkv(x).unflatten(-1, (-1, self.num_heads, x.shape[-1] // self.num_heads))
+        q, *k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k[0] if k else q, v
 
     def bias(self, grid_size: GridSize) -> Tensor:
         """Bias of all token pairs in a window [H, N, N]."""
@@ -160,7 +188,8 @@ def swin_backbone(
     window_size: int = 56,
     softmax_windows: int | Sequence[int] | None = None,
     attention: AttentionChoice = "inline",
-    stage_types: str = "IIIS",
+    stage_types: str | None = None,
+    patch_size: int = 4,
     mlp_ratio: float = 4.0,
     attention_options: dict[str, Any] | None = None,
     img_size: int | GridSize = 224,
@@ -173,14 +202,26 @@ def swin_backbone(
     embed_dim: channels of the first stage; they double from stage to stage.
     window_size: window side in blocks other than softmax.
     softmax_windows: window side in softmax blocks, or one per stage; defaults to max(7, window_size // 8).
-    attention, stage_types: attention of each block, see `softline.backbones.backbone.block_attentions`.
-    attention_options: further options of the attention in blocks other than softmax.
+    attention, stage_types: attention of each block, see `softline.backbones.building.block_attentions`; "IIIS" by
+        default.
+    patch_size: side of a patch in pixels.
+    attention_options: further options of the attention in blocks other than softmax; if all blocks are softmax, theirs
+        (symmetric, local_residual, qkv_bias).
     """
     check_integer("window_size", window_size, 1)
+    check_integer("patch_size", patch_size, 1)
     check_stages(len(depths), num_heads=num_heads)
-    names = block_attentions(attention, stage_types, depths)
+    names = block_attentions(attention, stage_types, depths, "IIIS")
+    check_softmax_only(names, "softmax_windows", softmax_windows)
     rates = drop_path_rates(drop_path_rate, depths)
-    strides = [4 * 2**index for index in range(len(depths))]
+    strides = [patch_size * 2**index for index in range(len(depths))]
+    options = attention_options or {}
+    own_options = softmax_options(names, WINDOW_OPTIONS, options)
+    # as many landmarks as the last stage has tokens
+    cells = [min(strides[-1] // stride, window_size) for stride in strides]
+    grids = [grid_of(img_size, stride) for stride in strides]
+    windows = [(min(rows, window_size), min(columns, window_size)) for rows, columns in grids]
+    check_cap([stage[0] if stage else "softmax" for stage in names], windows, cells, options)
     small_windows = max(7, window_size // 8) if softmax_windows is None else softmax_windows
     small = [small_windows] * len(depths) if isinstance(small_windows, int) else list(small_windows)
     check_stages(len(depths), softmax_windows=small)
@@ -188,11 +229,10 @@ def swin_backbone(
     def attend(index: int, block: int) -> nn.Module:
         dim, heads, shifted = embed_dim * 2**index, num_heads[index], block % 2 == 1
         if names[index][block] == "softmax":
-            biased = PositionBiasAttention(dim, heads, small[index])
+            biased = PositionBiasAttention(dim, heads, small[index], **own_options)
             return WindowedAttention(biased, small[index], shifted=shifted, mask="pairs")
-        # as many landmarks as the last stage has tokens
-        offers = {"ratio": min(strides[-1] // strides[index], window_size), "max_tokens": window_size**2}
-        inner = build_attention(names[index][block], dim, heads, offers=offers, **attention_options or {})
+        offers = {"ratio": cells[index], "max_tokens": window_size**2, "position_grid": windows[index]}
+        inner = build_attention(names[index][block], dim, heads, offers=offers, **options)
         return WindowedAttention(inner, window_size, shifted=shifted)
 
     def stage(index: int) -> Stage:
@@ -201,7 +241,7 @@ def swin_backbone(
             PreNormBlock(dim, attend(index, block), mlp_ratio=mlp_ratio, drop_path=rate, norm_eps=NORM_EPS)
             for block, rate in enumerate(rates[index])
         ]
-        embed = PatchMerging(dim // 2, dim) if index else PatchEmbed(in_chans, dim, **_PATCHES)
+        embed = PatchMerging(dim // 2, dim) if index else _patches(in_chans, dim, patch_size)
         return Stage(blocks, dim, reduction=strides[index], embed=embed)
 
     return Backbone(
@@ -214,7 +254,10 @@ def swin_backbone(
     )
 
 
-_PATCHES: dict[str, Any] = {"kernel_size": 4, "stride": 4, "norm_layer": nn.LayerNorm}
+def _patches(in_chans: int, dim: int, size: int) -> PatchEmbed:
+    return PatchEmbed(in_chans, dim, kernel_size=size, stride=size, norm_layer=nn.LayerNorm)
+
+
 _BASE: dict[str, Any] = {
     "embed_dim": 128,
     "depths": (2, 2, 18, 2),
@@ -233,58 +276,57 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> Backbone:
-    return create_backbone(swin_backbone, variant, pretrained, rules=RELEASE_KEYS, by_hand=INLINE_RELEASE, **kwargs)
+def _create(variant: str, pretrained: bool, args: dict[str, Any], kwargs: dict[str, Any]) -> Backbone:
+    own = without_stage_types(args, kwargs)
+    return create_backbone(
+        swin_backbone, variant, pretrained, rules=RELEASE_KEYS, by_hand=INLINE_RELEASE, **{**own, **kwargs}
+    )
 
 
 @register_model
 def inline_swin_tiny(pretrained: bool = False, **kwargs: Any) -> Backbone:
     """InLine-Swin-T, 29 M parameters."""
     args: dict[str, Any] = {}
-    return _create("inline_swin_tiny", pretrained, **{**args, **kwargs})
+    return _create("inline_swin_tiny", pretrained, args, kwargs)
 
 
 @register_model
 def inline_swin_small(pretrained: bool = False, **kwargs: Any) -> Backbone:
     """InLine-Swin-S, 50 M parameters."""
     args: dict[str, Any] = {"depths": (2, 2, 18, 2), "stage_types": "IISS"}
-    return _create("inline_swin_small", pretrained, **{**args, **kwargs})
+    return _create("inline_swin_small", pretrained, args, kwargs)
 
 
 @register_model
 def inline_swin_base(pretrained: bool = False, **kwargs: Any) -> Backbone:
     """InLine-Swin-B, 88 M parameters."""
     args: dict[str, Any] = {**_BASE}
-    return _create("inline_swin_base", pretrained, **{**args, **kwargs})
+    return _create("inline_swin_base", pretrained, args, kwargs)
 
 
 @register_model
 def inline_swin_base_384(pretrained: bool = False, **kwargs: Any) -> Backbone:
     """InLine-Swin-B with larger windows, for images of 384 x 384."""
     args: dict[str, Any] = {**_BASE, "window_size": 96, "img_size": 384}
-    return _create("inline_swin_base_384", pretrained, **{**args, **kwargs})
+    return _create("inline_swin_base_384", pretrained, args, kwargs)
 
 
 def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     """Build the released network from the arguments of its constructor."""
-    required(config, family, "img_size", "embed_dim", "depths", "num_heads", "window_size", "attn_type")
-    depths, window, img_size = config["depths"], config["window_size"], config["img_size"]
-    patch_size = config.get("patch_size", 4)
-    if patch_size != 4:
-        raise UserError(f"patch_size must be 4, got {patch_size}")
-    sides = [min(grid_of(img_size, 4 * 2**index)) for index in range(len(depths))]
-    return swin_backbone(
-        embed_dim=config["embed_dim"],
-        depths=depths,
-        num_heads=config["num_heads"],
-        window_size=window,
-        # the release's position-bias tables are never larger than the map
-        softmax_windows=[min(side, max(7, window // 8)) for side in sides],
-        stage_types=config["attn_type"],
-        img_size=as_pair("img_size", img_size),
-        num_classes=config.get("num_classes", 1000),
-        in_chans=config.get("in_chans", 3),
+    args = release_config(
+        config,
+        family,
+        required=("img_size", "embed_dim", "depths", "num_heads", "window_size", "attn_type"),
+        optional={"patch_size": 4, "mlp_ratio": 4.0, "num_classes": 1000, "in_chans": 3, "drop_path_rate": 0.0},
+        fixed={**FIXED_ARGUMENTS, "ape": (False,), "patch_norm": (True,), "use_checkpoint": (False,)},
     )
+    kinds, window = args.pop("attn_type"), args["window_size"]
+    sides = [min(grid_of(args["img_size"], args["patch_size"] * 2**index)) for index in range(len(args["depths"]))]
+    # the release's position-bias tables are never larger than the map
+    small = [min(side, max(7, window // 8)) for side in sides]
+    softmax = any("softmax" in stage for stage in block_attentions("inline", kinds, args["depths"], "IIIS"))
+    args["img_size"] = as_pair("img_size", args["img_size"])
+    return swin_backbone(**args, stage_types=kinds, softmax_windows=small if softmax else None)
 
 
 # rules from the release's parameter names to ours, applied in order; masks and indices are computed here

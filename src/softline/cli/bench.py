@@ -25,7 +25,7 @@ MODES: "dict[str, tuple[Mode, ...]]" = {"infer": ("infer",), "train": ("train",)
 # names of softline.measure.cases: MATH, OPERATORS and DTYPES
 MATH = "softmax-math"
 OPERATORS = (
-    *("softmax", MATH, "soft", "softpp", "inline", "efficient", "focused", "gaussian", "hydra", "linear"),
+    *("softmax", MATH, "soft", "softpp", "inline", "angular", "efficient", "focused", "gaussian", "hydra", "linear"),
     *("linformer", "nystrom", "performer", "reformer"),
 )
 DTYPES = ("float32", "bfloat16", "float16")

@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
             DIR is the unpacked lra_release (listops-1000, tsv_data, pathfinder32), with IMDb's aclImdb and CIFAR-10's
             cifar-10-batches-py put into it. Without listops-1000, ListOps is generated; --data.generate.workers N does
             so in N processes. The paper has one landmark for every 4 tokens instead of at most 64: --attentions soft
-            --model.options.attention_options.max_landmarks null. If softmax runs out of memory: --accumulate 8.
+            --model.options.attention_options.max_landmarks ratio. If softmax runs out of memory: --accumulate 8.
             """,
     )
     parser.add_argument(

@@ -1,6 +1,6 @@
 """Landmark tokens of a grid: SOFT's four samplings (https://arxiv.org/abs/2207.03341, Table 10).
 
-The grid is cut into cells of ``ratio`` x ``ratio`` tokens. With ``max_landmarks=None`` every complete cell gives one
+The grid is cut into cells of ``ratio`` x ``ratio`` tokens. With ``max_landmarks="ratio"`` every complete cell gives one
 landmark, as in the paper, and the number of landmarks grows with the image. With a cap the landmark grid has at most
 that many rows and columns, so that attention through landmarks costs O(N) at any resolution: if there are more cells,
 they are averaged in bins, and incomplete cells at the border are included. At 224 pixels both give the paper's 7 x 7.
@@ -24,6 +24,7 @@ from softline.layers.grid import GridSize, as_pair, pad_to_whole, spatial_map, s
 from softline.ops.inputs import hide, widen, without_autocast
 
 Sampling = Literal["conv", "avgpool", "random", "biased"]
+MaxLandmarks = int | GridSize | Literal["ratio"] | None
 Landmarks = tuple[Tensor, Tensor | None]
 Count = TypeVar("Count", int, Tensor)
 
@@ -33,7 +34,7 @@ def create_landmarks(
     head_dim: int,
     *,
     ratio: int | GridSize = 1,
-    max_landmarks: int | GridSize | None = 7,
+    max_landmarks: MaxLandmarks = 7,
     scale: float = 1.0,
 ) -> nn.Module:
     """Build a module ``(q [B, H, height*width, D], grid_size, key_mask) -> landmarks [B, H, m, D], landmark_mask``.
@@ -42,7 +43,8 @@ def create_landmarks(
         of each cell; "random": as many random tokens, drawn anew at each training step and fixed in evaluation;
         "biased": as many of the first tokens.
     ratio: side of a cell in tokens, or (rows, columns).
-    max_landmarks: maximum rows and columns of the landmark grid, an int for both; None is the paper's fixed ratio.
+    max_landmarks: maximum rows and columns of the landmark grid, an int for both; "ratio" is the paper's fixed ratio,
+        and so is None, which timm does not pass on to its models.
     scale: return the landmarks of scale * q without computing that product.
 
     The landmark mask is bool [B, m], or None without a key mask.
@@ -56,15 +58,23 @@ def create_landmarks(
     return TokenLandmarks(plan, scale, random=sampling == "random")
 
 
+def landmark_cap(max_landmarks: MaxLandmarks) -> GridSize | None:
+    """The maximum rows and columns of the landmark grid; None if the ratio alone decides."""
+    if isinstance(max_landmarks, str):
+        check_option("max_landmarks", max_landmarks, ["ratio"])
+        return None
+    return None if max_landmarks is None else as_pair("max_landmarks", max_landmarks)
+
+
 class LandmarkPlan:
     """The cells and bins of a grid, and means over them."""
 
-    def __init__(self, ratio: int | GridSize, max_landmarks: int | GridSize | None) -> None:
+    def __init__(self, ratio: int | GridSize, max_landmarks: MaxLandmarks) -> None:
         self.ratio = as_pair("ratio", ratio)
-        self.cap = None if max_landmarks is None else as_pair("max_landmarks", max_landmarks)
+        self.cap = landmark_cap(max_landmarks)
 
     def __repr__(self) -> str:
-        return f"ratio={self.ratio}, max_landmarks={self.cap}"
+        return f"ratio={self.ratio}, max_landmarks={self.cap or 'ratio'}"
 
     def check(self, grid_size: GridSize) -> None:
         if self.ratio[0] > grid_size[0] or self.ratio[1] > grid_size[1]:

@@ -93,7 +93,7 @@ class ValueConv(nn.Module):
     kernel_size: rows and columns, an int for both.
     shared: "channels", for SOFT and Nystromformer: one kernel per head, shared by its channels, no bias;
         "heads", for FLatten: one kernel per channel of a head, shared by the heads, with bias;
-        "none", for CSWin's LePE: one kernel per channel of each head, with bias.
+        "none", for CSWin's LePE and enhanced linear attention: one kernel per channel of each head, with bias.
     """
 
     def __init__(

@@ -149,11 +149,11 @@ def _without_gaps(x: Tensor) -> Tensor:
 class WindowedAttention(nn.Module):
     """Attention inside windows: ``(x [B, N, C], grid_size) -> [B, N, C]``.
 
-    attention: module ``(windows [B * windows, n, C], window_size, mask)``, whose `weights` and `rows` take the same.
+    attention: module ``(windows [B * windows, n, C], window_size, **masks)``, with `weights` and `rows`.
     window_size: rows and columns of a window; a map that is not larger is a single window.
     shifted: roll a map of several windows by half a window before it is cut.
-    mask: "tokens" masks padding with a key mask [B * windows, n]; "pairs" with a mask [windows, n, n] that also
-        separates opposite sides of the map that a shift brings into one window.
+    mask: "tokens" masks padding with ``key_mask`` [B * windows, n]; "pairs" also passes ``pair_mask`` [windows, n, n],
+        which separates opposite sides of the map that a shift brings into one window.
     """
 
     num_prefix_tokens = 0
@@ -167,28 +167,36 @@ class WindowedAttention(nn.Module):
         self.mask = mask
 
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
-        windows, mask = self._windows(x, grid_size)
-        return windows.join(self.attention(windows.split(x), windows.window_size, mask))
+        windows = self._windows(grid_size)
+        return windows.join(self.attention(windows.split(x), windows.window_size, **self._masks(windows, x)))
 
     def weights(self, x: Tensor, grid_size: GridSize) -> Tensor:
         """Explicit weights [B, heads, N, N], 0 outside a token's window."""
-        windows, mask = self._windows(x, grid_size)
-        return windows.weights(self.attention.weights(windows.split(x), windows.window_size, mask))
+        windows = self._windows(grid_size)
+        return windows.weights(
+            self.attention.weights(windows.split(x), windows.window_size, **self._masks(windows, x, weights=True))
+        )
 
     def rows(self, x: Tensor, grid_size: GridSize) -> Callable[[Tensor], Tensor]:
         """Return a function that computes single rows of `weights`: tokens [R] -> [B, heads, R, N]."""
-        windows, mask = self._windows(x, grid_size)
-        return windows.rows(self.attention.rows(windows.split(x), windows.window_size, mask))
+        windows = self._windows(grid_size)
+        return windows.rows(
+            self.attention.rows(windows.split(x), windows.window_size, **self._masks(windows, x, weights=True))
+        )
 
     @property
     def num_heads(self) -> int:
         return int(self.attention.num_heads)
 
-    def _windows(self, x: Tensor, grid_size: GridSize) -> tuple[Windows, Tensor | None]:
-        """The windows of x [B, N, C], and their mask."""
-        windows = Windows(grid_size, (self.window_size, self.window_size), (self.shift, self.shift))
-        mask = windows.key_mask(x.shape[0], x.device) if self.mask == "tokens" else windows.pair_mask(x.device)
-        return windows, mask
+    def _windows(self, grid_size: GridSize) -> Windows:
+        return Windows(grid_size, (self.window_size, self.window_size), (self.shift, self.shift))
+
+    def _masks(self, windows: Windows, x: Tensor, *, weights: bool = False) -> dict[str, Tensor | None]:
+        """Masks of the attention inside windows; with pairs, the tokens' mask is only for what is not ``weights``."""
+        key_mask = {"key_mask": windows.key_mask(x.shape[0], x.device)}
+        if self.mask == "tokens":
+            return key_mask
+        return {"pair_mask": windows.pair_mask(x.device), **({} if weights else key_mask)}
 
     def extra_repr(self) -> str:
         return f"window_size={self.window_size}, shift={self.shift}, mask={self.mask}"

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from softline import ops
 from softline.attention import ATTENTIONS
-from softline.backbones.backbone import build_attention
+from softline.backbones.building import build_attention
 from softline.backbones.creation import check_model_name, create_for_size
 from softline.backbones.sequence import SequenceClassifier, SequenceEncoder
 from softline.checks import check_at_least, check_option

@@ -4,6 +4,7 @@ Each file holds one operator: its definition as explicit weights, its fast form 
 whose product is the weights.
 """
 
+from softline.ops.angular import angular_attention, angular_factors, angular_weights
 from softline.ops.efficient import efficient_attention, efficient_factors, efficient_weights
 from softline.ops.focused import focused_attention, focused_factors, focused_weights
 from softline.ops.gaussian import gaussian_attention, gaussian_kernel, gaussian_weights
@@ -28,6 +29,9 @@ from softline.ops.softmax import softmax_attention, softmax_weights
 __all__ = [
     "FEATURE_MAPS",
     "NewtonResult",
+    "angular_attention",
+    "angular_factors",
+    "angular_weights",
     "efficient_attention",
     "efficient_factors",
     "efficient_weights",

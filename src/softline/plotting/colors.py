@@ -14,6 +14,8 @@ LABELS = {
     "efficient": "Efficient",
     "hydra": "Hydra",
     "focused": "FLatten",
+    "angular": "Linear Angular",
+    "enhanced": "Enhanced Linear",
     "soft": "SOFT",
     "softpp": "SOFT++",
     "inline": "InLine",
@@ -24,7 +26,7 @@ LABELS = {
 
 PALETTE = (
     *("#0b6e99", "#d9622b", "#3c8d5a", "#8d5fb0", "#b8952a", "#c2487a", "#4b4b4b", "#5fb3ce"),
-    *("#8fae3c", "#8b5a3c", "#3f51a3", "#e39ac0", "#1fa88f", "#d0b090"),
+    *("#8fae3c", "#8b5a3c", "#3f51a3", "#e39ac0", "#1fa88f", "#d0b090", "#7a1f2b", "#9fb4c8"),
 )
 """Colours for lines that are not attentions, in this order."""
 
