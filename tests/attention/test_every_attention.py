@@ -74,7 +74,8 @@ def explicit(module: nn.Module, grid_size: Grid):
 def test_fast_form_matches_the_definition_in_value_and_gradients(name):
     for grid_size, prefix in SHAPES:
         # if SOFT's kernel is nearly singular, rounding alone decides which form is nearer to the exact result
-        module = build(name, prefix, **{"ridge": 1.0} if name in SOFT else {})
+        ridge = {"ridge": 1.0} if name in SOFT and "released" not in name else {}
+        module = build(name, prefix, **ridge)
         x = tokens(grid_size, prefix, batch=8, dtype=torch.float32)
         single = value_and_gradients(lambda x: module(x, grid_size), x)  # noqa: B023
         reference = value_and_gradients(explicit(module, grid_size), x)

@@ -58,7 +58,7 @@ def test_mixing_takes_weights_of_its_own_shape_only():
     ("name", "options"),
     [
         *((name, {}) for name in ("performer", "reformer", "linformer", "focused")),
-        ("focused", {"max_tokens": 35}),
+        ("focused", {"position_grid": (7, 5)}),
         ("inline", {"feature_map": "affine_relu"}),
     ],
 )

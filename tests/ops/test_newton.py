@@ -155,3 +155,29 @@ def test_bad_input_is_named():
         newton_inverse(torch.eye(3), iterations=0)
     with pytest.raises(ValueError, match="start must be one of halving, norm; got 'nrm'; did you mean 'norm'"):
         newton_inverse(torch.eye(3), start="nrm")
+
+
+@pytest.mark.parametrize("start", ["norm", "halving"])
+def test_autograd_differentiates_the_iterations_and_the_start(start):
+    """An ill-conditioned matrix, where 20 steps do not converge and the gradient is not that of Eq. 12."""
+    A = gram(20, 0.15, seed=2)
+    cotangent = torch.randn(A.shape, dtype=A.dtype, generator=torch.Generator().manual_seed(3))
+    ours, naive = A.clone().requires_grad_(), A.clone().requires_grad_()
+    result = newton_inverse(ours, start=start, gradient="autograd").inverse
+    X = newton_alpha(naive, start) * naive
+    for _ in range(20):
+        X = 2 * X - X @ naive @ X
+    torch.testing.assert_close(result, X, rtol=1e-8, atol=1e-8)
+    (expected,) = torch.autograd.grad((X * cotangent).sum(), naive)
+    (actual,) = torch.autograd.grad((result * cotangent).sum(), ours)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+    one_step = A.clone().requires_grad_()
+    (paper,) = torch.autograd.grad((newton_inverse(one_step, start=start).inverse * cotangent).sum(), one_step)
+    assert (paper - expected).norm() > 0.1 * expected.norm()
+
+
+def test_the_start_may_be_a_number():
+    A = gram(20, 0.4, seed=1, batch=(2, 3))
+    alpha = torch.tensor(0.01, dtype=A.dtype).reshape(1, 1, 1, 1)
+    expected = closed_form(A, alpha, 12)
+    torch.testing.assert_close(newton_inverse(A, iterations=12, start=alpha).inverse, expected, rtol=1e-7, atol=1e-7)

@@ -4,7 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from softline.ops import gaussian_kernel, newton_inverse, soft_attention, soft_linear, soft_residual, soft_weights
+from softline.ops import (
+    gaussian_kernel,
+    newton_inverse,
+    soft_attention,
+    soft_linear,
+    soft_residual,
+    soft_residuals,
+    soft_weights,
+)
 from tests.support import assert_fast_matches_definition, prefix_mask, value_and_gradients
 
 relaxed = settings(deadline=None, max_examples=25)
@@ -292,3 +300,62 @@ def test_a_gradient_that_overflows_is_not_finite():
     out = soft_attention(q, z, v, normalize=False)
     gradients = torch.autograd.grad(out, (q, v), torch.full_like(out, 6e4))
     assert not all(gradient.isfinite().all() for gradient in gradients)
+
+
+def release_start(kernels: Tensor, normalize: bool) -> Tensor:
+    """The releases' alpha of each matrix [B, H, m, m], as their code finds it for each sample by itself."""
+    starts = torch.empty((*kernels.shape[:2], 1, 1), dtype=kernels.dtype)
+    for sample, heads in enumerate(kernels):
+        if not normalize:
+            starts[sample, :, 0, 0] = 0.9 * 2 / heads.sum(-1).amax(-1) ** 2
+            continue
+        alpha = 2 / heads.sum(-1).max() ** 2
+        identity = torch.eye(heads.shape[-1], dtype=heads.dtype)
+        for _ in range(10):
+            if (identity - heads @ (alpha * heads)).abs().sum(-2).max() <= 1.01:
+                break
+            alpha = alpha / 2
+        starts[sample] = alpha
+    return starts
+
+
+@pytest.mark.parametrize(("normalize", "ridge"), [(False, 0.01), (True, 0.0)])
+def test_the_start_of_the_releases(normalize, ridge):
+    """Heads of different spreads in one sample: SOFT++ gives them one start, SOFT one each."""
+    q, v = torch.randn(2, 3, 40, 8, dtype=torch.float64), torch.randn(2, 3, 40, 8, dtype=torch.float64)
+    z = q[:, :, ::3] * torch.tensor([0.2, 0.6, 1.5], dtype=torch.float64)[:, None, None]
+    A, P = (gaussian_kernel(x, z, scale=8**-0.5) for x in (z, q))
+    ridged = A + ridge * torch.eye(A.shape[-1], dtype=A.dtype)
+    X = release_start(A, normalize) * ridged
+    for _ in range(20):
+        X = 2 * X - X @ ridged @ X
+    if normalize:
+        root = A.sum(-1, keepdim=True).rsqrt()
+        X = root * X * root.mT
+    actual = soft_attention(q, z, v, normalize=normalize, start="release", ridge=ridge)
+    torch.testing.assert_close(actual, P @ X @ P.mT @ v, rtol=1e-8, atol=1e-8)
+    alone = soft_attention(q[1:], z[1:], v[1:], normalize=normalize, start="release", ridge=ridge)
+    torch.testing.assert_close(actual[1:], alone, rtol=1e-12, atol=1e-12)
+    steps = soft_residuals(z, normalize=normalize, start="release", ridge=ridge, iterations=20)
+    assert steps.shape == (21, 2, 3)
+    norm = torch.linalg.matrix_norm(ridged, 2)
+    first = torch.linalg.matrix_norm(ridged @ (release_start(A, normalize) * ridged) @ ridged - ridged, 2) / norm
+    torch.testing.assert_close(steps[0], first)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"inverse": "pinv", "gradient": "autograd"},
+            r'gradient=\'autograd\' needs inverse="newton" .* got inverse=\'pinv\'',
+        ),
+        ({"gradient": "two_step"}, "gradient must be one of autograd, one_step; got 'two_step'"),
+        ({"start": "released"}, "start must be one of halving, norm, release; got 'released'; did you mean 'release'"),
+        ({"start": "release", "ridge": 0.1}, 'start="release" is chosen before the ridge .* got ridge=0.1'),
+    ],
+)
+def test_starts_and_gradients_that_do_not_fit_are_refused(options, message):
+    q = torch.randn(1, 1, 6, 4)
+    with pytest.raises(ValueError, match=message):
+        soft_attention(q, q[:, :, :2], q, normalize=False, **options)

@@ -26,9 +26,35 @@ def golden(path: Path) -> tuple[str, dict, dict[str, Tensor], dict[str, Tensor]]
     return metadata["family"], json.loads(metadata["config"]), state, tensors
 
 
+PHOTOGRAPHS = sorted(GOLDEN.glob("photo_*.safetensors"))
 every_release = pytest.mark.parametrize(
-    "path", [p for p in sorted(GOLDEN.glob("*.safetensors")) if golden(p)[0] in RELEASES], ids=lambda path: path.stem
+    "path", [p for p in sorted(GOLDEN.glob("*.safetensors")) if p not in PHOTOGRAPHS], ids=lambda path: path.stem
 )
+
+
+@pytest.mark.parametrize("path", PHOTOGRAPHS, ids=lambda path: path.stem)
+def test_released_soft_is_exact_on_photographs_with_weights_that_look_trained(path):
+    """The start of Newton's iteration is part of the model, and so is the gradient through it in SOFT++."""
+    family, config, state, tensors = golden(path)
+    model = from_official(family, state, config).double()
+    for index in range(2):
+        x = tensors[f"input.{index}"].double().requires_grad_()
+        logits, expected = model(x), tensors[f"logits.{index}"]
+        assert (logits - expected).abs().max() <= 1e-12 * expected.abs().max()
+        (gradient,) = torch.autograd.grad(logits.square().sum(), x)
+        # the gradients are stored in float32
+        expected = tensors[f"grad_input.{index}"]
+        assert (gradient - expected).norm() <= 1e-7 * expected.norm()
+
+
+def test_a_released_sample_does_not_depend_on_its_batch():
+    """The release has one start for a batch; here the heads of each sample have one."""
+    family, config, state, tensors = golden(GOLDEN / "photo_softpp.safetensors")
+    model = from_official(family, state, config).double()
+    with torch.no_grad():
+        logits = model(torch.cat([tensors[f"input.{index}"] for index in range(2)]).double())
+    for index in range(2):
+        torch.testing.assert_close(logits[index], tensors[f"logits.{index}"][0], rtol=1e-11, atol=1e-12)
 
 
 @every_release
@@ -92,6 +118,35 @@ def test_missing_and_misshapen_weights_are_named():
         from_official(family, {**state, "head.weight": state["head.weight"][:, :16]}, config)
     with pytest.raises(ValueError, match=r"family must be one of .*; got 'sot'; did you mean 'soft'"):
         from_official("sot", state, config)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "message"),
+    [
+        ("soft_release", {"newton_maxiter": 20}, "an argument in the config of soft must be one of .*newton_max_iter"),
+        (
+            "soft_release",
+            {"patch_size": 16},
+            "patch_size in the config of soft must be 4 .nothing else is supported.; got 16",
+        ),
+        ("soft_release", {"mlp_ratios": [8, 8, 4, 8]}, r"mlp_ratios must be 4 in stage 4 .* got \[8, 8, 4, 8\]"),
+        ("inline_deit", {"distilled": True}, "distilled in the config of inline_deit must be False"),
+        ("inline_pvt", {"la_sr_ratios": "2111"}, "la_sr_ratios in the config of inline_pvt must be '1111'"),
+        ("inline_swin", {"ape": True}, "ape in the config of inline_swin must be False"),
+        ("inline_cswin", {"qk_scale": 0.1}, "qk_scale in the config of inline_cswin must be None"),
+    ],
+)
+def test_arguments_of_a_release_are_taken_over_or_refused(name, argument, message):
+    family, config, state = release(name)
+    with pytest.raises(ValueError, match=message):
+        from_official(family, state, {**config, **argument})
+
+
+def test_the_number_of_newton_steps_is_that_of_the_release():
+    family, config, state = release("soft_release")
+    model = from_official(family, state, {**config, "newton_max_iter": 7, "kernel_method": "torch"})
+    cores = [module for module in model.modules() if isinstance(module, SoftCore)]
+    assert {core.options["iterations"] for core in cores} == {7}
 
 
 @pytest.mark.parametrize("family", list(RELEASES))

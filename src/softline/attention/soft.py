@@ -16,6 +16,7 @@ from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
 from softline.checks import check_option
+from softline.errors import UserError
 from softline.layers.grid import GridSize
 from softline.layers.landmarks import LandmarkPlan, MaxLandmarks, Sampling, create_landmarks
 from softline.layers.local import ValueConv
@@ -74,6 +75,9 @@ def soft(
         released models); None adds none.
     """
     check_inverse(Inversion(normalize, inverse, iterations, start, gradient, ridge))
+    for option, value, default in (("iterations", iterations, 20), ("start", start, "norm")):
+        if inverse != "newton" and value != default:
+            raise UserError(f'{option}={value!r} has no effect with inverse={inverse!r}: it belongs to "newton"')
     check_option("impl", impl, get_args(Impl))
     head_dim = dim // num_heads
     landmarks = create_landmarks(sampling, head_dim, ratio=ratio, max_landmarks=max_landmarks, scale=head_dim**-0.25)

@@ -186,7 +186,8 @@ def cswin_backbone(
     """
     names = block_attentions(attention, stage_types, depths, "IISS")
     check_softmax_only(names, "strips", strips)
-    widths = STRIPS if strips is None else strips
+    without_softmax = not any("softmax" in stage for stage in names)
+    widths = [None] * len(depths) if without_softmax else strips or STRIPS
     check_stages(len(depths), num_heads=num_heads, strips=widths)
     rates = drop_path_rates(drop_path_rate, depths)
     strides = [4 * 2**index for index in range(len(depths))]

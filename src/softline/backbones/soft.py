@@ -237,11 +237,11 @@ def _create_release(family: str, size: str, pretrained: bool, args: dict[str, An
 
 def release_options(family: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the release's attention, changed by those that are given."""
-    options = {**RELEASE_OPTIONS[family], **given}
-    # a direct inverse has no iterations to differentiate
-    if options.get("inverse", "newton") != "newton" and "gradient" not in given:
-        options.pop("gradient", None)
-    return options
+    own = dict(RELEASE_OPTIONS[family])
+    if given.get("inverse", "newton") != "newton":
+        # a direct inverse has neither a start nor iterations to differentiate
+        own = {key: value for key, value in own.items() if key not in ("start", "gradient")}
+    return {**own, **given}
 
 
 @register_model

@@ -36,8 +36,10 @@ Inverse = Literal["newton", "cholesky", "pinv"]
 SoftStart = Literal["norm", "halving", "release"]
 # eigenvalues below this many float epsilons times the largest count as 0
 PINV_CUTOFF = 64
-# the release's SOFT starts a little below the paper's 2 / ||A||_1^2
+# the release's SOFT starts a little below the paper's 2 / ||A||_1^2, which leaves room for a small ridge:
+# the iteration converges if 0.9 (1 + ridge / ||A||_1)^2 < 1, and ||A||_1 >= 1
 RELEASE_MARGIN = 0.9
+RELEASE_MOST_RIDGE = 0.05
 
 
 class Inversion(NamedTuple):
@@ -290,6 +292,12 @@ def check_inverse(options: Inversion) -> None:
     check_number("ridge", options.ridge, 0)
     if options.inverse == "cholesky" and options.ridge == 0:
         raise UserError(f'inverse="cholesky" needs ridge > 0 (A may be singular), got ridge={options.ridge}')
+    most = 0 if options.normalize else RELEASE_MOST_RIDGE
+    if options.inverse == "newton" and options.start == "release" and options.ridge > most:
+        raise UserError(
+            f'start="release" is chosen before the ridge is added and needs ridge <= {most} for '
+            f"{'SOFT++' if options.normalize else 'SOFT'} to converge, got ridge={options.ridge}"
+        )
     if options.inverse != "newton" and options.gradient != "one_step":
         raise UserError(
             f'gradient={options.gradient!r} needs inverse="newton" (a direct inverse has no iterations), '
