@@ -38,6 +38,17 @@ def test_sizes_are_rows_of_a_table_and_of_json(evaluate, trained, tmp_path):
         assert row["per_second"] > 0
 
 
+def test_landmarks_at_a_fixed_ratio_change_only_images_with_more_cells_than_the_cap(evaluate, tmp_path):
+    """At 16 pixels the first stage has 4 x 4 tokens, at 64 pixels 16 x 16: more than 7 x 7."""
+    rows = []
+    for further in ((), ("--uncapped",)):
+        assert evaluate("--sizes", "16,64", "--json", tmp_path / "rows.json", *further)[0] == 0
+        rows.append([row["metrics"]["loss"] for row in json.loads((tmp_path / "rows.json").read_text())["rows"]])
+    (capped, capped_large), (uncapped, uncapped_large) = rows
+    assert capped == pytest.approx(uncapped, rel=1e-4)
+    assert capped_large != pytest.approx(uncapped_large, rel=1e-4)
+
+
 def test_workers_change_nothing(evaluate, tmp_path):
     rows = []
     for workers in ("0", "2"):

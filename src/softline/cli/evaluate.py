@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from softline.engine.trained import Measured
 
 # options of `Trained.evaluate` that the help page lists; a task takes some of them, and may take others
-TASK_OPTIONS = ("split", "root", "sizes", "annotations", "inference", "skip_corrupt")
+TASK_OPTIONS = ("split", "root", "sizes", "uncapped", "annotations", "inference", "skip_corrupt")
 # more metrics than these get a line each
 MOST_COLUMNS = 4
 
@@ -49,6 +49,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--split", metavar="NAME", help="part of the data (default: the validation split)")
     parser.add_argument(
         "--sizes", type=integers, metavar="PIXELS,...", help="image sides, for classifiers (default: as in training)"
+    )
+    parser.add_argument(
+        "--uncapped",
+        action="store_true",
+        help="for SOFT classifiers: landmarks at the paper's fixed ratio, more of them for larger images",
     )
     parser.add_argument("--root", metavar="DIR", help="where the files of a timm.data name are, for classifiers")
     parser.add_argument(

@@ -2,12 +2,14 @@
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import timm
 import torch
 from torch import Tensor, nn
 
+from softline.attention.hooks import uncapped_landmarks
 from softline.backbones.creation import check_model_name, set_image_size
 from softline.checks import check_integer
 from softline.data.images import in_order, open_source
@@ -51,12 +53,14 @@ class Classifier(Trained):
         split: str = "val",
         root: str | None = None,
         sizes: Sequence[int] | None = None,
+        uncapped: bool = False,
         skip_corrupt: bool = False,
     ) -> Iterator[Measured]:
         """Measure the accuracy on images of each size, as in Table 6 of the SOFT paper.
 
         data: a source of `softline.data.images.open_source`.
         sizes: sides of the images; defaults to the size that the model was trained for.
+        uncapped: take SOFT's landmarks at the paper's fixed ratio, whose number grows with the image.
         """
         if data is None:
             raise UserError("name the data to evaluate on, such as a directory")
@@ -74,7 +78,9 @@ class Classifier(Trained):
             rank = evaluator.accelerator.process_index
             dataset = image_dataset(images, eval_image_transform(settings), mode=settings["mode"], rank=rank)
             task = Classification(model, classes, val_set=dataset)
-            yield Measured({"size": size}, evaluator.run(task, batch_size=BATCH_SIZE))
+            with uncapped_landmarks(model) if uncapped else nullcontext():
+                result = evaluator.run(task, batch_size=BATCH_SIZE)
+            yield Measured({"size": size}, result)
 
     def predict(self, paths: Sequence[str], *, top: int = 5) -> Iterator[Prediction]:
         """Find the most probable classes of each image.
