@@ -39,14 +39,20 @@ def test_sizes_are_rows_of_a_table_and_of_json(evaluate, trained, tmp_path):
 
 
 def test_landmarks_at_a_fixed_ratio_change_only_images_with_more_cells_than_the_cap(evaluate, tmp_path):
-    """At 16 pixels the first stage has 4 x 4 tokens, at 64 pixels 16 x 16: more than 7 x 7."""
+    """At 28 pixels the first stage has 7 x 7 tokens, at 64 pixels 16 x 16: more than 7 x 7."""
+    model = timm.create_model("softpp_micro", num_classes=2)
+    save_for_hf(model, tmp_path / "saved", model_config={"num_classes": 2, "label_names": ["dark", "light"]})
     rows = []
     for further in ((), ("--uncapped",)):
-        assert evaluate("--sizes", "16,64", "--json", tmp_path / "rows.json", *further)[0] == 0
+        written = ("--json", tmp_path / "rows.json")
+        assert evaluate("--sizes", "28,64", *written, *further, checkpoint=tmp_path / "saved")[0] == 0
         rows.append([row["metrics"]["loss"] for row in json.loads((tmp_path / "rows.json").read_text())["rows"]])
     (capped, capped_large), (uncapped, uncapped_large) = rows
-    assert capped == pytest.approx(uncapped, rel=1e-4)
-    assert capped_large != pytest.approx(uncapped_large, rel=1e-4)
+    assert capped == pytest.approx(uncapped, rel=1e-5)
+    assert capped_large != pytest.approx(uncapped_large, rel=1e-5)
+    code, _, error = evaluate("--uncapped")
+    assert code == 2
+    assert "there are no landmarks in these modules" in error
 
 
 def test_workers_change_nothing(evaluate, tmp_path):
