@@ -18,16 +18,19 @@ VARIANTS = {
     "soft, average pooling, cholesky": ("soft", {"sampling": "avgpool", "inverse": "cholesky", "ridge": 0.01}),
     "softpp, random landmarks, eigendecomposition": ("softpp", {"sampling": "random", "inverse": "pinv"}),
     "softpp, biased landmarks, halving": ("softpp", {"sampling": "biased", "start": "halving", "value_conv": None}),
+    "soft, as released": ("soft", {"start": "release", "ridge": 0.01}),
+    "softpp, as released": ("softpp", {"start": "release", "gradient": "autograd", "max_landmarks": "ratio"}),
     "inline, exp": ("inline", {"feature_map": "exp"}),
     "linear, exp": ("linear", {"feature_map": "exp"}),
     "linear, relu of a learned map": ("linear", {"feature_map": "affine_relu"}),
-    "focused, position encoding": ("focused", {"max_tokens": 36}),
+    "focused, position encoding": ("focused", {"position_grid": (4, 5)}),
 }
 
 
 def build(name: str, prefix: int = 0, **options: Any) -> nn.Module:
     name, variant = VARIANTS.get(name, (name, {}))
-    once = {"iterations": 1} if "iterations" in (option_names(name) or ()) else {}
+    iterates = "iterations" in (option_names(name) or ()) and "inverse" not in variant
+    once = {"iterations": 1} if iterates else {}
     return create_attention(name, 32, 2, num_prefix_tokens=prefix, **once, **variant, **options).eval()
 
 

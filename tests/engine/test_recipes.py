@@ -1,10 +1,12 @@
 import dataclasses
+import math
 from functools import cache
 from typing import NamedTuple
 
 import pytest
 import timm
 import torch
+from timm.scheduler import CosineLRScheduler
 
 from softline.backbones import MODEL_NAMES
 from softline.engine.optimizer import create_optimizer, create_schedule, total_steps
@@ -132,6 +134,8 @@ def test_recipe_says_what_was_published(name):
     assert recipe.batch_size == published.batch
     assert recipe.model.options == {"drop_path_rate": published.drop_path}
     assert (schedule.epochs, schedule.warmup_epochs, schedule.cooldown_epochs) == published.epochs
+    assert schedule.per_epoch == name.startswith("soft")
+    assert optimizer.decay_positions == name.startswith(("soft", "inline_pvt"))
     edges = (schedule.warmup_lr * recipe.lr_scale, schedule.min_lr * recipe.lr_scale)
     assert edges == pytest.approx(published.edge_lrs)
     # what is averaged over, 1 / (1 - decay) steps, to a thousandth
@@ -225,6 +229,65 @@ def test_learning_rate_runs_through_the_published_numbers(name):
     assert lr_after(epochs) == pytest.approx(published.edge_lrs[1])
     assert total_steps(recipe.schedule, 100) == (epochs + cooldown) * 100
     assert lr_after(epochs + cooldown) == pytest.approx(published.edge_lrs[1])
+
+
+def test_rate_of_soft_changes_between_epochs_as_in_its_release():
+    """The release calls timm's scheduler with the number of the epoch; the cosine does not wait for the warm-up."""
+    recipe = packaged("soft_medium")
+    optimizers = [torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=3.5e-4) for _ in range(2)]
+    schedule = create_schedule(optimizers[0], recipe.schedule, steps_per_epoch=7)
+    timms = CosineLRScheduler(optimizers[1], t_initial=300, lr_min=5e-5, warmup_t=10, warmup_lr_init=1e-6)
+    for epoch in (0, 1, 9, 10, 11, 150, 298, 299):
+        if epoch < 10:
+            expected = 1e-6 + (3.5e-4 - 1e-6) * epoch / 10
+        else:
+            expected = 5e-5 + (3.5e-4 - 5e-5) * (1 + math.cos(math.pi * epoch / 300)) / 2
+        timms.step(epoch)
+        for step in range(7 * epoch, 7 * (epoch + 1)):
+            schedule.step_update(step)
+            ours, theirs = (optimizer.param_groups[0]["lr"] for optimizer in optimizers)
+            assert ours == pytest.approx(expected, rel=1e-12)
+            assert ours == pytest.approx(theirs, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "exempt"),
+    [
+        # as released: of the parameters with more than one dimension, those that the releases exempt
+        ("soft_tiny", {"stages.3.cls_token"}),
+        ("softpp_release_tiny", {"stages.3.cls_token"}),
+        ("inline_pvt_tiny", set()),
+        ("inline_deit_tiny", {"stages.0.cls_token", "stages.0.position.weight"}),
+        (
+            "inline_swin_tiny",
+            {f"stages.3.blocks.{block}.attn.attention.position_bias" for block in range(2)},
+        ),
+    ],
+)
+@pytest.mark.parametrize("layer_decay", [None, 0.9])
+def test_weight_decay_is_that_of_the_releases(name, exempt, layer_decay):
+    recipe = packaged(name)
+    with torch.device("meta"):
+        model = build_model(recipe.model, 1000)
+    optimizer = create_optimizer(model, dataclasses.replace(recipe.optimizer, layer_decay=layer_decay))
+    decays = {parameter: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+    named = dict(model.named_parameters())
+    assert len(decays) == len(named)
+    for key, parameter in named.items():
+        expected = 0 if parameter.ndim <= 1 or key in exempt else 0.05
+        assert decays[parameter] == expected, key
+    positions = sum(key.endswith("position.weight") for key in named)
+    assert positions == (0 if "swin" in name else 1 if "deit" in name else 4)
+
+
+def test_position_embeddings_of_timm_decay_too():
+    model = timm.create_model("deit_tiny_patch16_224", depth=1, device="meta")
+    recipe = dataclasses.replace(packaged("imagenet").optimizer, decay_positions=True)
+    (undecayed,) = (
+        group["params"] for group in create_optimizer(model, recipe).param_groups if not group["weight_decay"]
+    )
+    left = {key for key, value in model.named_parameters() if value.ndim > 1 and any(value is p for p in undecayed)}
+    assert left == {"cls_token"}
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,13 @@ def test_learning_rate_shown_is_the_highest_of_the_layers(root):
     assert first.lr == pytest.approx(3e-3)
 
 
+def test_rate_that_changes_once_per_epoch_is_that_of_the_first_step(root):
+    recipe = small_recipe(root, "--schedule.per_epoch", "true", "--schedule.warmup_epochs", "0")
+    rates = [event.lr for event in _events(recipe) if isinstance(event, Stepped)]
+    # a cosine over two epochs of five steps
+    assert rates == pytest.approx([3e-3] * 5 + [1.5e-3] * 5)
+
+
 def test_polynomial_schedule_falls_as_its_power_says(root):
     recipe = small_recipe(root, "--schedule.name", "poly", "--schedule.warmup_epochs", "0", "--schedule.power", "2")
     rates = [event.lr for event in _events(recipe) if isinstance(event, Stepped)]

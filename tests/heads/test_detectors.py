@@ -16,19 +16,30 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 import softline  # noqa: F401  registers the backbones
-from softline.heads.detectors import ANCHOR_SIZES, Detector, StridedAnchors, mask_rcnn, retinanet
+from softline.heads.detectors import (
+    ANCHOR_SIZES,
+    Detector,
+    StridedAnchors,
+    cascade_mask_rcnn,
+    mask_rcnn,
+    retinanet,
+)
 
-BUILDERS = [retinanet, mask_rcnn]
+BUILDERS = [retinanet, mask_rcnn, cascade_mask_rcnn]
 LOSSES = {
     retinanet: {"classification", "bbox_regression"},
     mask_rcnn: {"loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness", "loss_rpn_box_reg"},
+    cascade_mask_rcnn: {
+        *(f"loss_{kind}_{stage}" for kind in ("classifier", "box_reg") for stage in (1, 2, 3)),
+        *("loss_mask", "loss_objectness", "loss_rpn_box_reg"),
+    },
 }
 
 
 def small(build, *, num_classes=3, name="softpp_micro", **options) -> Detector:
     torch.manual_seed(0)
     options = {"short_side": 96, "long_side": 160, "width": 32, "anchor_sizes": (8, 16, 32, 64, 128)} | options
-    if build is mask_rcnn:
+    if build is not retinanet:
         options = {"regions_per_image": 40} | options
     return build(timm.create_model(name, features_only=True), num_classes, **options)
 
@@ -69,11 +80,17 @@ AT_FIRST = {
         "loss_objectness": (math.log(2), 0.01),
         "loss_mask": (math.log(2), 0.3),
     },
+    cascade_mask_rcnn: {
+        "loss_classifier_1": (math.log(81), 0.1),
+        "loss_classifier_2": (math.log(81) / 2, 0.1),
+        "loss_classifier_3": (math.log(81) / 4, 0.1),
+        "loss_mask": (math.log(2), 0.3),
+    },
 }
 
 
 @pytest.mark.parametrize(
-    ("build", "name"), [(retinanet, "softpp_micro"), (mask_rcnn, "softpp_micro"), (mask_rcnn, "inline_micro")]
+    ("build", "name"), [*((build, "softpp_micro") for build in BUILDERS), (mask_rcnn, "inline_micro")]
 )
 def test_first_losses_are_those_of_heads_that_know_nothing(build, name):
     """The stages' own sums, which nothing has normalised, do not reach the heads."""
@@ -134,7 +151,9 @@ def test_detections_are_in_the_images_own_pixels_with_labels_from_0(build):
 def test_a_label_is_the_same_class_in_training_and_in_evaluation(build, label):
     detector = small(build, detections_per_image=5)
     parts = detector.detector
-    if detector.masks:
+    if build is cascade_mask_rcnn:
+        name, layer, outputs = "loss_classifier_3", parts.roi_heads.box_predictor.box_heads[2][1].cls_score, 4
+    elif detector.masks:
         name, layer, outputs = "loss_classifier", parts.roi_heads.box_predictor.cls_score, 4
     else:
         name, layer, outputs = "classification", parts.head.classification_head.cls_logits, 3

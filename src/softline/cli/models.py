@@ -26,7 +26,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--dense",
         action="store_true",
-        help="list the SOFT paper's detectors and segmenters instead, and compare their parameters with the paper's",
+        help="list the SOFT paper's detectors and segmenters instead, and compare their parameters and operations with "
+        "the paper's",
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the list to this file")
     parser.set_defaults(run=run)
@@ -40,38 +41,47 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _backbones(pattern: str) -> list[dict[str, Any]]:
-    from softline.measure.catalog import describe, list_models
+    from softline.measure.catalog import DIFFERENCE, describe, list_models
 
     names = list_models(pattern)
-    table = Table(["model", "image", "params M", "GMACs", "top-1 %*"], widths=[max(map(len, names)), 5, 8, 7])
+    header = ["model", "image", "params M", "GMACs", "no Newton*", "paper*", "top-1 %**"]
+    table = Table(header, widths=[max(map(len, names)), 5, 8, 7])
     print(table.head)
     cards = []
     for name in names:
         card = describe(name)
         cards.append(card._asdict())
-        cells = [name, str(card.image_size), f"{card.parameters / 1e6:.2f}", f"{card.macs / 1e9:.3f}"]
-        print(table.line([*cells, number(card.reported_top1, ".1f")]), flush=True)
-    print("* on ImageNet-1K, as reported by the papers; not measured here")
+        counted = [f"{macs / 1e9:.3f}" for macs in (card.macs, card.macs - card.newton_macs)]
+        reported = [number(value, ".1f") for value in (card.reported_gmacs, card.reported_top1)]
+        print(table.line([name, str(card.image_size), f"{card.parameters / 1e6:.2f}", *counted, *reported]), flush=True)
+    print(textwrap.fill(f"* {DIFFERENCE}", 100))
+    print("** on ImageNet-1K, as reported by the papers; not measured here")
     return cards
 
 
 def _dense(pattern: str) -> list[dict[str, Any]]:
     from fnmatch import fnmatch
 
-    from softline.measure.dense_catalog import DIFFERENCE, REPORTED_MILLIONS, describe_dense
+    from softline.measure.dense_catalog import DIFFERENCE, REPORTED, describe_dense
 
-    names = [name for name in REPORTED_MILLIONS if fnmatch(name, pattern)]
+    names = [name for name in REPORTED if fnmatch(name, pattern)]
     if not names:
-        raise UserError(f"no recipe matches {pattern!r}; those of the paper are {', '.join(REPORTED_MILLIONS)}")
-    header = ["recipe", "backbone M", "head M", "all M", "paper M", "difference"]
+        raise UserError(f"no recipe matches {pattern!r}; those of the paper are {', '.join(REPORTED)}")
+    header = ["recipe", "backbone M", "head M", "all M", "paper M", "diff M", "image", "GMACs", "paper", "diff %"]
     table = Table(header, widths=[max(map(len, names)), 10, 6, 6])
     print(table.head)
     cards = []
     for name in names:
         card = describe_dense(name)
-        cards.append({**card._asdict(), "parameters": card.parameters})
+        operations = None if card.operations is None else card.operations._asdict()
+        cards.append({**card._asdict(), "parameters": card.parameters, "operations": operations})
         counted = [f"{count / 1e6:.2f}" for count in (card.backbone, card.head, card.parameters)]
         difference = card.parameters / 1e6 - card.reported_millions
-        print(table.line([name, *counted, str(card.reported_millions), f"{difference:+.2f}"]), flush=True)
+        cells = [name, *counted, str(card.reported_millions), f"{difference:+.2f}"]
+        if card.operations is not None and card.reported_gmacs is not None:
+            gmacs = card.operations.macs / 1e9
+            share = gmacs / card.reported_gmacs - 1
+            cells += [str(card.image_size), f"{gmacs:.1f}", str(card.reported_gmacs), f"{100 * share:+.1f}"]
+        print(table.line(cells), flush=True)
     print(textwrap.fill(DIFFERENCE, 100))
     return cards

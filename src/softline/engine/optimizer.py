@@ -1,9 +1,10 @@
 """Create timm's optimizers and learning-rate schedules from a recipe."""
 
+import re
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, list_optimizers, param_groups_weight_decay
+from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_decay, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
@@ -12,41 +13,54 @@ from softline.checks import check_option
 from softline.engine.recipe import OptimizerRecipe, ScheduleRecipe
 from softline.errors import UserError
 
+# position embeddings by their names in softline and in timm
+POSITIONS = re.compile(r"(^|\.)(position\.weight|\w*pos_embed\w*)$")
+
 
 def create_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, lr_scale: float = 1.0) -> torch.optim.Optimizer:
     """Create an optimizer; biases, norms and the parameters in the model's ``no_weight_decay()`` do not decay."""
     check_option("optimizer.name", recipe.name, [str(name) for name in list_optimizers()])
-    parameters: Any = model
-    if not hasattr(model, "no_weight_decay") and not hasattr(model, "group_matcher"):
-        # timm asks only the model itself, not the backbone inside a model with a head
-        if recipe.layer_decay is not None:
-            raise UserError("optimizer.layer_decay needs a model that tells the order of its layers, as classifiers do")
-        parameters = param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=undecayed(model))
+    ordered = hasattr(model, "group_matcher") or hasattr(model, "no_weight_decay")
+    if recipe.layer_decay is not None and not ordered:
+        raise UserError("optimizer.layer_decay needs a model that tells the order of its layers, as classifiers do")
+    # timm asks only the model itself, not the backbone inside a model with a head
+    asked = hasattr(model, "no_weight_decay") and not recipe.decay_positions
     try:
         return create_optimizer_v2(
-            parameters,
+            model if asked else _parameter_groups(model, recipe),
             opt=recipe.name,
             lr=recipe.lr * lr_scale,
             weight_decay=recipe.weight_decay,
-            layer_decay=recipe.layer_decay,
+            layer_decay=recipe.layer_decay if asked else None,
             **recipe.options,
         )
     except TypeError as error:
         raise UserError(f"optimizer.options of {recipe.name}: {error}") from None
 
 
+def _parameter_groups(model: nn.Module, recipe: OptimizerRecipe) -> Any:
+    exempt = undecayed(model)
+    if recipe.decay_positions:
+        exempt = {name for name in exempt if not POSITIONS.search(name)}
+    if recipe.layer_decay is None:
+        return param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=exempt)
+    return param_groups_layer_decay(
+        model, recipe.weight_decay, no_weight_decay_list=exempt, layer_decay=recipe.layer_decay
+    )
+
+
 def undecayed(model: nn.Module) -> set[str]:
-    """Return the parameters that the networks inside a model list in ``no_weight_decay()``."""
+    """Return the parameters that a model or the networks inside it list in ``no_weight_decay()``."""
     names = set()
     for path, module in model.named_modules():
         if hasattr(module, "no_weight_decay"):
-            names |= {f"{path}.{name}" for name in module.no_weight_decay()}
+            names |= {f"{path}.{name}".removeprefix(".") for name in module.no_weight_decay()}
     return names
 
 
 def create_schedule(
     optimizer: torch.optim.Optimizer, recipe: ScheduleRecipe, *, steps_per_epoch: int, lr_scale: float = 1.0
-) -> Scheduler:
+) -> "Schedule":
     """Create a schedule whose ``step_update(step)`` sets the learning rate as a function of the step alone."""
 
     def steps(epochs: float) -> int:
@@ -74,8 +88,23 @@ def create_schedule(
         **decays,
     )
     assert schedule is not None, "the recipe's schedules are all timm's"
-    schedule.step_update(0)
-    return schedule
+    rates = Schedule(schedule, hold=steps_per_epoch if recipe.per_epoch else 1)
+    rates.step_update(0)
+    return rates
+
+
+class Schedule:
+    """A schedule of timm that counts steps.
+
+    hold: number of steps, counted from the first, that share the learning rate of the first among them.
+    """
+
+    def __init__(self, schedule: Scheduler, *, hold: int) -> None:
+        self.schedule, self.hold = schedule, hold
+
+    def step_update(self, step: int) -> None:
+        """Set the learning rates for a step."""
+        self.schedule.step_update(step - step % self.hold)
 
 
 def total_steps(recipe: ScheduleRecipe, steps_per_epoch: int) -> int:

@@ -44,6 +44,8 @@ class OptimizerRecipe:
     """Batch size that all learning rates are meant for; they are scaled in proportion to the recipe's batch size."""
     weight_decay: float = 0.05
     """Weight decay of matrices and kernels; biases, norms and what the model exempts have none."""
+    decay_positions: bool = False
+    """Apply the weight decay to position embeddings too, which models exempt."""
     layer_decay: float | None = None
     """Factor between the learning rates of a layer and of the layer before it."""
     clip_norm: float | None = None
@@ -61,6 +63,8 @@ class ScheduleRecipe:
     """How many of the epochs the learning rate rises from warmup_lr."""
     cooldown_epochs: float = 0.0
     """Further epochs at the final learning rate."""
+    per_epoch: bool = False
+    """Change the learning rate only between epochs: all steps of an epoch have the rate of its first step."""
     warmup_lr: float = 1e-6
     min_lr: float = 0.0
     decay_rate: float = 0.1

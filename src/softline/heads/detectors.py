@@ -2,6 +2,7 @@
 
 Focal Loss for Dense Object Detection, https://arxiv.org/abs/1708.02002
 Mask R-CNN, https://arxiv.org/abs/1703.06870
+Cascade R-CNN: Delving into High Quality Object Detection, https://arxiv.org/abs/1712.00726
 
 Differences from torchvision's own detectors:
 
@@ -13,6 +14,7 @@ Differences from torchvision's own detectors:
 - Under autocast, outputs and anchors are float32: in bfloat16, coordinates above 512 are multiples of 4.
 - Images are downscaled with antialiasing, as in training.
 - Masks are pasted into the image one by one, as bool: 100 of them as probabilities need 9.6 GB at 24 megapixels.
+- torchvision has no cascade: see `softline.heads.cascade`.
 """
 
 from collections import OrderedDict
@@ -38,6 +40,7 @@ from torchvision.transforms.v2.functional import resize
 
 from softline.checks import check_at_least, check_integer, check_range
 from softline.errors import UserError
+from softline.heads.cascade import STAGES, CascadeHeads, box_head
 from softline.heads.features import STRIDES, StageMaps
 
 ANCHOR_SIZES = (32, 64, 128, 256, 512)
@@ -204,6 +207,20 @@ def mask_rcnn(
     _widen_outputs(detector.rpn.head.cls_logits, detector.rpn.head.bbox_pred)
     _widen_outputs(heads.box_predictor.cls_score, heads.box_predictor.bbox_pred, heads.mask_predictor.mask_fcn_logits)
     return Detector(detector, num_classes)
+
+
+def cascade_mask_rcnn(body: nn.Module, num_classes: int, *, width: int = 256, **options: Any) -> Detector:
+    """Cascade Mask R-CNN: Mask R-CNN with three stages of box heads, each of which works on the boxes of the last.
+
+    The arguments are those of `mask_rcnn`.
+    """
+    detector = mask_rcnn(body, num_classes, width=width, **options)
+    box_heads: Any = [box_head(width * BOX_MAP**2, 4 * width, num_classes) for _ in STAGES]
+    for _, predictor in box_heads:
+        _widen_outputs(predictor.cls_score, predictor.bbox_pred)
+    cascaded: Any = detector.detector
+    cascaded.roi_heads = CascadeHeads(cascaded.roi_heads, box_heads)
+    return detector
 
 
 class Pyramid(nn.Module):

@@ -42,6 +42,8 @@ class Setting:
     dtype: str = "float32"
     device: str = "cpu"
     compiled: bool = False
+    warm_ups: int = 0
+    """Runs of each case before those that are measured."""
 
 
 def check_device(device: str) -> None:
@@ -93,7 +95,8 @@ class Runs(NamedTuple):
 def prepare(case: Case, size: int, mode: Mode, setting: Setting) -> Runs:
     """Prepare one forward pass without gradients, or one forward and backward pass without an optimizer step.
 
-    A training step computes the gradients of all weights and of all inputs that require one.
+    A training step computes the gradients of all weights and of all inputs that require one. The setting's warm-ups
+    have been run.
     """
     torch.manual_seed(0)
     function, inputs, module = case.build(size, setting)
@@ -103,7 +106,10 @@ def prepare(case: Case, size: int, mode: Mode, setting: Setting) -> Runs:
     inputs = tuple(_place(tensor, setting.device, dtype) for tensor in inputs)
     leaves = [leaf for leaf in (*inputs, *(module.parameters() if module else ())) if leaf.requires_grad]
     eager = _pass(function, inputs, leaves, mode)
-    return Runs(eager, _pass(torch.compile(function), inputs, leaves, mode) if setting.compiled else eager)
+    run = _pass(torch.compile(function), inputs, leaves, mode) if setting.compiled else eager
+    for _ in range(setting.warm_ups):
+        run()
+    return Runs(eager, run)
 
 
 def _place(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
@@ -366,6 +372,67 @@ class ModelCase:
         # images need no gradient
         images = torch.randn(setting.batch, self.options.get("in_chans", 3), size, size)
         return Workload(model, (images,), model)
+
+
+@dataclass(frozen=True)
+class WindowCase:
+    """Swin-T on images of 224 x 224 pixels; the size is the side of its windows in tokens.
+
+    name: "inline_swin_tiny" has windows of this size in the stages with InLine attention, "swin_tiny" in all stages.
+    """
+
+    name: str
+
+    def tokens(self, size: int) -> int:
+        check_at_least("window side", size, 1)
+        return size * size
+
+    def label(self, size: int) -> str:
+        return f"{size}x{size} = {size * size:,} tokens"
+
+    def warm_up_size(self, size: int) -> int:
+        return size
+
+    def build(self, size: int, setting: Setting) -> Workload:
+        options: dict[str, Any] = {"window_size": size}
+        if self.name == "swin_tiny":
+            options = {"attention": "softmax", "softmax_windows": size}
+        return ModelCase(self.name, "inline_swin_tiny", options).build(FIGURE_5_PIXELS, setting)
+
+
+# Fig. 5 of the InLine paper
+
+FIGURE_5_PIXELS = 224
+
+
+class SpeedPanel(NamedTuple):
+    """What one panel of a figure measures."""
+
+    cases: tuple[Case, ...]
+    sizes: tuple[int, ...]
+
+
+def _figure_5() -> dict[str, SpeedPanel]:
+    # InLine halves the heads of PVT and DeiT; their own numbers of heads are the original ones
+    pvt = {"attention": "softmax", "num_heads": [1, 2, 5, 8]}
+    runtime: list[Case] = []
+    for size in ("small", "medium", "large"):
+        runtime += [ModelCase(f"pvt_{size}", f"inline_pvt_{size}", pvt)]
+        runtime += [ModelCase(f"inline_pvt_{size}", f"inline_pvt_{size}")]
+    for size in ("tiny", "small", "base"):
+        # the types of its stages are those of the blocks that are not softmax
+        runtime += [ModelCase(f"swin_{size}", f"inline_swin_{size}", {"attention": "softmax"})]
+        runtime += [ModelCase(f"inline_swin_{size}", f"inline_swin_{size}")]
+    deit = ModelCase("deit_tiny", "inline_deit_tiny", {"attention": "softmax", "num_heads": 3})
+    return {
+        "runtime": SpeedPanel(tuple(runtime), (FIGURE_5_PIXELS,)),
+        "windows": SpeedPanel((WindowCase("swin_tiny"), WindowCase("inline_swin_tiny")), (7, 14, 28, 56)),
+        "resolution": SpeedPanel((deit, ModelCase("inline_deit_tiny", "inline_deit_tiny")), (224, 384, 640, 1024)),
+    }
+
+
+FIGURE_5 = _figure_5()
+"""The panels of the speed figure of the InLine paper, each softmax model before its InLine counterpart."""
 
 
 def parse_model(text: str) -> ModelCase:

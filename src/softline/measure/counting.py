@@ -2,11 +2,16 @@
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
+
+from softline.attention.soft import SoftCore
 
 
 def count_macs(run: Callable[[], object]) -> int:
@@ -14,6 +19,44 @@ def count_macs(run: Callable[[], object]) -> int:
     with FlopCounterMode(display=False) as counter:
         run()
     return int(counter.get_total_flops() // 2)
+
+
+class Operations(NamedTuple):
+    """Multiply-adds of one forward pass."""
+
+    macs: int
+    newton: int
+    """Those of Newton's iteration, which are part of macs."""
+
+
+def count_operations(model: nn.Module, images: Tensor) -> Operations:
+    """Count the multiply-adds of a model in evaluation, and those of SOFT's Newton iterations in it.
+
+    Nothing is computed if the model and the images [B, C, H, W] are on the meta device.
+    """
+    model.eval()
+    with torch.no_grad():
+        macs = count_macs(lambda: model(images))
+        with _direct_inverses(model):
+            return Operations(macs, macs - count_macs(lambda: model(images)))
+
+
+# options of SOFT with a direct inverse; those of Newton's iteration have their default
+DIRECT = {"inverse": "cholesky", "ridge": 1.0, "iterations": 20, "start": "norm", "gradient": "one_step"}
+
+
+@contextmanager
+def _direct_inverses(model: nn.Module) -> Iterator[None]:
+    """Let SOFT invert by a direct solve, which has no matrix products that are counted."""
+    cores = [module for module in model.modules() if isinstance(module, SoftCore)]
+    options = [core.options for core in cores]
+    for core in cores:
+        core.options = {**core.options, **DIRECT}
+    try:
+        yield
+    finally:
+        for core, own in zip(cores, options, strict=True):
+            core.options = own
 
 
 def peak_bytes(run: Callable[[], object]) -> int:

@@ -8,13 +8,17 @@ from torch import nn
 from softline.data.coco.datasets import DetectionImages, detection_eval_transform, detection_train_transform
 from softline.data.coco.source import CocoSource
 from softline.engine.task import Notify, Setup, log
-from softline.heads.detectors import mask_rcnn, retinanet
+from softline.heads.detectors import cascade_mask_rcnn, mask_rcnn, retinanet
 from softline.tasks.detection.recipe import DetectionRecipe
 from softline.tasks.detection.task import Detection
 from softline.tasks.images import check_split_classes, corrupt_indices
 from softline.tasks.networks import build_body, channel_statistics, with_head
 
-DETECTORS: Mapping[str, Callable[..., nn.Module]] = {"retinanet": retinanet, "mask_rcnn": mask_rcnn}
+DETECTORS: Mapping[str, Callable[..., nn.Module]] = {
+    "retinanet": retinanet,
+    "mask_rcnn": mask_rcnn,
+    "cascade_mask_rcnn": cascade_mask_rcnn,
+}
 
 
 def build_detection(recipe: DetectionRecipe, setup: Setup) -> Detection:
@@ -74,4 +78,4 @@ def _open_coco(
 
 
 def _masks(recipe: DetectionRecipe) -> bool:
-    return recipe.head.name == "mask_rcnn"
+    return recipe.head.name in ("mask_rcnn", "cascade_mask_rcnn")

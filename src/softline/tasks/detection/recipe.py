@@ -38,15 +38,15 @@ class DetectionData:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorRecipe:
-    name: Literal["retinanet", "mask_rcnn"]
+    name: Literal["retinanet", "mask_rcnn", "cascade_mask_rcnn"]
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the head: width, anchor_sizes, score_threshold, detections_per_image, and norm (retinanet)
-    or regions_per_image (mask_rcnn)."""
+    or regions_per_image (the others)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionRecipe(Recipe):
-    """Boxes, and masks with mask_rcnn; ``model`` is the backbone."""
+    """Boxes, and masks except with retinanet; ``model`` is the backbone."""
 
     free_keys: ClassVar[frozenset[str]] = Recipe.free_keys | {
         "data.source",

@@ -22,7 +22,7 @@ from softline.tasks.images import backbone_view, check_trained_classes
 
 
 class TrainedDetector(Trained):
-    """A model that finds the boxes, and with Mask R-CNN the masks, of objects."""
+    """A model that finds the boxes, and with Mask R-CNN and its cascade the masks, of objects."""
 
     kind = "a detector"
     unit = "images"
