@@ -1,8 +1,17 @@
 import pytest
 import torch
 
-from softline.analysis.heatmap import cell_at, heat_maps, plot_heat_maps, query_map, rollout, spread_to_finer
+from softline.analysis.heatmap import (
+    cell_at,
+    heat_maps,
+    plot_heat_maps,
+    plot_models_beside,
+    query_map,
+    rollout,
+    spread_to_finer,
+)
 from softline.backbones.inspection import find_backbone
+from softline.plotting.contrast import unit_scale
 from tests.analysis.conftest import make_subject
 
 
@@ -117,3 +126,31 @@ def test_the_figure_has_a_panel_for_the_image_and_each_map(pictures):
     subject = make_subject()
     rows = [heat_maps(subject, one, (0.2, 0.2), subject.layers[:3], [None], with_rollout=True) for one in pictures]
     assert len(plot_heat_maps(rows).axes) == 2 * (1 + 3 + 1)
+
+
+def test_unit_scaling_goes_from_the_lowest_weight_to_the_highest():
+    row = torch.tensor([[-0.5, 0.0], [0.5, 1.5]])
+    torch.testing.assert_close(unit_scale(row), torch.tensor([[0, 0.25], [0.5, 1]]))
+    assert torch.equal(unit_scale(torch.full((2, 2), 1 / 3)), torch.zeros(2, 2))
+
+
+def test_models_stand_side_by_side_with_a_row_for_each_head(pictures):
+    subjects = [make_subject(name) for name in ("softmax", "performer", "nystrom", "soft")]
+    groups = [
+        [heat_maps(subject, picture, (0.2, 0.2), [subject.layers[1]], [0, 1]) for subject in subjects]
+        for picture in pictures
+    ]
+    figure = plot_models_beside(groups, scaling="unit")
+    assert len(figure.axes) == 2 * 2 * (1 + 4)
+    titles = [axis.get_title() for axis in figure.axes[:5]]
+    assert titles == ["image and query", "softmax", "performer", "nystrom", "soft"]
+    assert [axis.texts[0].get_text().split("\n")[-1] for axis in figure.axes[::5]] == ["head 1", "head 2"] * 2
+    shown = figure.axes[1].images[1]
+    assert (shown.get_clim(), float(shown.get_array().min()), float(shown.get_array().max())) == ((0, 1), 0, 1)
+    torch.testing.assert_close(torch.tensor(shown.get_array()), unit_scale(groups[0][0][1][0].values))
+
+
+def test_an_unknown_scaling_is_refused(pictures):
+    subject = make_subject()
+    with pytest.raises(ValueError, match="scaling must be one of difference, unit; got 'units'; did you mean 'unit'"):
+        plot_heat_maps([heat_maps(subject, pictures[0], (0.5, 0.5), subject.layers[:1], [None])], scaling="units")

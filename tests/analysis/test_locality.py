@@ -9,6 +9,7 @@ from softline.analysis.locality import (
     leave_out,
     local_mass,
     local_masses,
+    local_sum,
     masked_accuracies,
     plot_locality,
 )
@@ -45,9 +46,9 @@ def test_local_mass_is_the_share_of_the_neighbourhood(attention, name, pictures)
     options = {"img_size": 96, "depth": 2} if name == "inline_deit_tiny" else {}
     subject = make_subject(attention, name, **options)
     given = first_layer(subject, pictures[0], 96)
-    weights, prefix = given.layer.attention.weights(given.x, given.grid_size)[0].abs(), given.layer.prefix
+    weights, prefix = given.layer.attention.weights(given.x, given.grid_size)[0], given.layer.prefix
     height, width = given.grid_size
-    shares = []
+    shares, sums = [], []
     for row in range(height):
         for column in range(width):
             near = [
@@ -56,8 +57,22 @@ def test_local_mass_is_the_share_of_the_neighbourhood(attention, name, pictures)
                 for c in range(max(column - 1, 0), min(column + 2, width))
             ]
             line = weights[:, prefix + row * width + column]
-            shares.append(line[:, near].sum(-1) / line.sum(-1))
+            sums.append(line[:, near].sum(-1))
+            shares.append(line[:, near].abs().sum(-1) / line.abs().sum(-1))
     torch.testing.assert_close(local_mass(given)[0], torch.stack(shares).mean(0))
+    torch.testing.assert_close(local_sum(given)[0], torch.stack(sums).mean(0))
+
+
+@torch.no_grad()
+def test_negative_weights_are_subtracted_from_the_sum_alone(pictures):
+    given = first_layer(make_subject("softmax"), pictures[0])
+    torch.testing.assert_close(local_sum(given), local_mass(given))
+    subject = make_subject("inline")
+    # scores that are large enough for negative weights
+    subject.model.stages[0].blocks[0].attn.qkv.weight.mul_(500)
+    given = first_layer(subject, pictures[0])
+    assert given.layer.attention.weights(given.x, given.grid_size).min() < 0
+    assert not torch.allclose(local_sum(given), local_mass(given), rtol=1e-3)
 
 
 def test_even_weights_have_the_mass_of_chance(pictures):
@@ -73,6 +88,8 @@ def test_even_weights_have_the_mass_of_chance(pictures):
 def test_only_grids_larger_than_the_window_are_measured(pictures):
     found = local_masses(make_subject("softmax"), pictures)
     assert [one.grid_size for one in found] == [(8, 8), (4, 4)]
+    assert [one.whole_window for one in found] == [9 / 64, 9 / 16]
+    assert [one.sum for one in found] == pytest.approx([one.mass for one in found])
     with pytest.raises(ValueError, match="no layer that sees a grid of more than 9 x 9 tokens"):
         local_masses(make_subject("softmax"), pictures, side=9)
 
@@ -233,3 +250,6 @@ def test_the_figure_shows_accuracies_where_there_are_any(pictures):
     assert len(plot_locality(masses, {}).axes) == 1
     accuracies = {"inline": masked_accuracies(subject, Labelled(make_pictures(4)), count=4)}
     assert len(plot_locality(masses, accuracies).axes) == 2
+    axis = plot_locality(masses, accuracies, sums=True).axes[1]
+    assert list(axis.lines[0].get_ydata()) == [one.sum for one in masses["inline"]]
+    assert (axis.lines[1].get_linestyle(), list(axis.lines[1].get_ydata())) == (":", [9 / 64, 9 / 16])

@@ -3,6 +3,7 @@ import torch
 
 from softline import ops
 from softline.analysis.newton import landmark_matrix, layer_residual, newton_convergence, plot_newton, soft_layers
+from softline.analysis.spectrum import degrees
 from tests.analysis.conftest import make_pictures, make_subject
 
 
@@ -52,6 +53,23 @@ def test_the_matrix_is_what_the_layer_inverts(pictures):
     assert layer_residual(given) == pytest.approx(float(expected.residual.mean()), rel=1e-4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["soft", "softpp"])
+def test_residuals_have_the_start_of_the_layer(attention, pictures):
+    ridge = {"ridge": 0.01} if attention == "soft" else {}
+    subject = make_subject(attention, attention_options={"start": "release", **ridge})
+    # 7 x 7 cells: each landmark stands for one, and SOFT++'s D has no other factor
+    stages = newton_convergence(subject, pictures[:1], iterations=20, size=28)
+    (given,), _ = subject.look(subject.prepare(pictures[0].image, 28)[None], soft_layers(subject)[:1])
+    A = landmark_matrix(given).double()
+    inverse = given.layer.attention.factors(given.x, given.grid_size)[1].double()
+    if attention == "softpp":
+        root = degrees(given).sqrt()
+        inverse = root * inverse * root.mT
+    left = torch.linalg.matrix_norm(A @ inverse @ A - A, ord=2) / torch.linalg.matrix_norm(A, ord=2)
+    assert stages[0].mean[20] == pytest.approx(float(left.mean()), rel=1e-2)
+
+
 def test_attentions_without_an_inverse_are_refused_by_name():
     with pytest.raises(ValueError, match="inline inverts no matrix: it has inline attention, not soft or softpp"):
         soft_layers(make_subject("inline"))
@@ -95,5 +113,7 @@ def test_blocks_of_a_flat_network_are_called_so(pictures):
 
 def test_the_figure_has_a_panel_for_each_model(pictures):
     stages = newton_convergence(make_subject(), pictures[:1], iterations=3)
-    figure = plot_newton({"one": stages, "other": stages})
-    assert [axis.get_title(loc="left") for axis in figure.axes] == ["one", "other"]
+    for linear, scale in ((False, "log"), (True, "linear")):
+        figure = plot_newton({"one": stages, "other": stages}, linear=linear)
+        assert [axis.get_title(loc="left") for axis in figure.axes] == ["one", "other"]
+        assert {axis.get_yscale() for axis in figure.axes} == {scale}

@@ -2,7 +2,7 @@ import pytest
 import torch
 from PIL import Image
 
-from softline.analysis.subjects import choose_pictures, open_subject, open_subjects, read_pictures
+from softline.analysis.subjects import choose_pictures, choose_sets, open_subject, open_subjects, read_pictures
 from softline.data.images.photographs import PHOTOGRAPHS, open_photograph
 from softline.engine.train import train
 from tests.engine.small import small_recipe, write_images
@@ -72,6 +72,23 @@ def test_folders_are_searched_throughout_and_in_order(tmp_path):
     (tmp_path / "notes.txt").write_text("no image")
     assert [picture.name for picture in read_pictures([str(tmp_path)], 9)] == ["a.jpg", "b.png", "c.png"]
     assert len(read_pictures([str(tmp_path)], 2)) == 2
+
+
+def test_named_images_are_sets_of_their_own(tmp_path):
+    for name in ("a/1.png", "a/2.png", "b/1.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    subject = open_subject("softpp_micro")
+    texts = [f"A={tmp_path / 'a'}", f"B={tmp_path / 'b'}", f"A={tmp_path / 'b'}"]
+    found = choose_sets(subject, texts, 9)
+    assert {name: len(pictures) for name, pictures in found.items()} == {"A": 3, "B": 1}
+    assert {name: len(pictures) for name, pictures in choose_sets(subject, texts, 1).items()} == {"A": 1, "B": 1}
+    assert list(choose_sets(subject, [str(tmp_path / "a"), str(tmp_path / "b")], 9)) == [""]
+    assert len(choose_sets(subject, [], 9)[""]) == len(PHOTOGRAPHS)
+    with pytest.raises(ValueError, match=r"either all images are given as NAME=PATH or none of them, got .*b' without"):
+        choose_sets(subject, [texts[0], str(tmp_path / "b")], 9)
+    with pytest.raises(ValueError, match="images are PATH or NAME=PATH, got 'A='"):
+        choose_sets(subject, ["A="], 9)
 
 
 def test_bad_images_are_named(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from softline.analysis import injectivity
-from softline.cli import analyze as command
+from softline.cli import analyze_arguments as command
 from softline.cli import main
 from softline.engine.train import train
 from tests.engine.small import small_recipe, write_images
@@ -82,6 +82,65 @@ def test_models_of_random_weights_are_called_that(tmp_path, capsys):
     assert len(maps) == 2 * (2 * 2 + 1)
 
 
+def test_newton_has_a_panel_for_each_set_of_images(tmp_path, capsys):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (40, 40), (90, 20, 200)).save(tmp_path / name / "1.png")
+    sets = [part for name in ("a", "b") for part in ("--images", f"{name.upper()}={tmp_path / name}")]
+    code, out, _ = analyze(capsys, "newton", "soft_micro", *sets, "--linear", "--output", tmp_path / "out")
+    assert code == 0
+    content = json.loads((tmp_path / "out/newton.json").read_text())
+    assert list(content["models"]) == ["soft_micro on A", "soft_micro on B"]
+    assert content["images"] == {"A": 1, "B": 1}
+    assert "soft_micro on B" in out
+
+
+def test_spectrum_is_drawn_for_numbers_of_landmarks(tmp_path, capsys):
+    options = ["--landmarks", "100,50", "--samples", "--linear", "--count", "1"]
+    code, _, _ = analyze(capsys, "spectrum", "soft_micro", *options, "--output", tmp_path)
+    assert code == 0
+    found = json.loads((tmp_path / "spectrum.json").read_text())["models"]["soft_micro"]
+    assert [(norm["landmarks"], norm["image_size"]) for norm in found["norms"]] == [(50, [20, 40]), (100, [40, 40])]
+    assert len(found["eigenvalues"][0]["mean"]) == 100
+    assert found["norms"][0]["samples"]["inverse"] == [found["norms"][0]["inverse"]]
+
+
+def test_maps_of_the_rivals_stand_side_by_side(tmp_path, capsys):
+    rivals = ["Transformer=softpp_micro:attention=softmax", "Performer=softpp_micro:attention=performer"]
+    rivals += ["Nyströmformer=softpp_micro:attention=nystrom", "SOFT=soft_micro"]
+    options = ["--scaling", "unit", "--beside", "--layers", "1", "--heads", "0,1", "--count", "1"]
+    code, _, _ = analyze(capsys, "heatmap", *rivals, *options, "--output", tmp_path)
+    assert code == 0
+    maps = json.loads((tmp_path / "heatmap.json").read_text())["maps"]
+    assert len(maps) == 4 * 2
+    with Image.open(tmp_path / "heatmap.png") as figure:
+        # five panels wide, two high
+        assert figure.width > 2 * figure.height
+
+
+def test_local_sums_are_listed_on_request(tmp_path, capsys):
+    arguments = ["locality", "inline_micro", "--count", "1", "--accuracy-count", "0", "--output", tmp_path]
+    _, plain, _ = analyze(capsys, *arguments)
+    code, out, _ = analyze(capsys, *arguments, "--sums")
+    assert code == 0
+    assert "9 / N" in out
+    assert "9 / N" not in plain
+
+
+def test_accuracy_shows_runs_alone_or_beside_the_papers(trained, tmp_path, capsys):
+    run = trained / "run"
+    code, out, _ = analyze(capsys, "accuracy", "--runs", run, "--throughput", "--batch", "2", "--output", tmp_path)
+    assert code == 0
+    assert "img/s" in out
+    (point,) = json.loads((tmp_path / "accuracy.json").read_text())["points"]
+    assert (point["kind"], point["name"], point["device"]) == ("run", "softpp_micro", "cpu")
+    papers = ["--papers", "inline", "--models", "inline_deit_tiny", "--imagenet"]
+    assert analyze(capsys, "accuracy", "--runs", run, *papers, "--output", tmp_path)[0] == 0
+    points = json.loads((tmp_path / "accuracy.json").read_text())["points"]
+    assert {one["group"] for one in points} == {"InLine and its rivals on ImageNet-1K"}
+    assert [one["name"] for one in points if one["kind"] == "counted"] == ["InLine-DeiT-T"]
+
+
 def test_masked_accuracy_is_of_trained_classifiers_alone(trained, tmp_path, capsys):
     checkpoint = trained / "run/best.pt"
     code, out, _ = analyze(capsys, "locality", checkpoint, "fresh=softpp_micro", "--count", "1", "--output", tmp_path)
@@ -111,6 +170,19 @@ def test_masked_accuracy_is_of_trained_classifiers_alone(trained, tmp_path, caps
         (["locality", "softpp_micro", "--accuracy-count", "-5"], "--accuracy-count must be at least 0, got -5"),
         (["heatmap", "softpp_micro", "--seed", "99999999999999999999"], "seed must be below 2^63"),
         (["cost", "--attentions", ""], "name at least one attention and one grid"),
+        (["newton", "softpp_micro", "--images", "A=nowhere"], "no such image: nowhere"),
+        (["newton", "softpp_micro", "--images", "A=here", "--images", "there"], "got 'there' without a name"),
+        (["spectrum", "softpp_micro", "--landmarks", "101"], "got 101; the nearest are 100 and 104"),
+        (
+            ["spectrum", "softpp_micro", "--landmarks", "64", "--size", "64"],
+            "decides the size of the images: leave out",
+        ),
+        (["accuracy", "--papers", ""], "there is nothing to draw: name a paper by --papers, or runs by --runs"),
+        (["accuracy", "--runs", "nowhere"], "nowhere has none"),
+        (["accuracy", "--papers", "softs"], "paper must be one of inline, soft; got 'softs'"),
+        (["accuracy", "--imagenet"], "--imagenet draws runs beside published models"),
+        (["accuracy", "--batch", "4"], "--batch is for measuring: add --throughput"),
+        (["accuracy", "--runs", "a", "--models", "soft_tiny"], "--models are those of the papers"),
     ],
 )
 def test_mistakes_end_in_a_message(tmp_path, capsys, arguments, message):

@@ -92,6 +92,22 @@ def _cost(content: dict[str, Any]) -> list[Table]:
     return tables
 
 
+def _accuracy(content: dict[str, Any]) -> list[Table]:
+    rows = []
+    for one in content["points"]:
+        if one["kind"] != "published":
+            published = next(other for other in content["points"] if other["name"] == one["name"])
+            cells = [
+                f"{point[key] / unit:.1f}"
+                for key, unit in (("parameters", 1e6), ("macs", 1e9))
+                for point in (published, one)
+            ]
+            without = f"{(one['macs'] - one['newton_macs']) / 1e9:.1f}"
+            rows.append([one["name"], *cells, without, f"{one['top1']:.1f}"])
+    head = ["", "parameters in millions", "counted", "billion multiply-adds", "counted", "without Newton", "top-1"]
+    return [(head, rows)]
+
+
 def _heatmap(content: dict[str, Any]) -> list[Table]:
     return []
 
@@ -103,4 +119,5 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "injectivity": _injectivity,
     "locality": _locality,
     "cost": _cost,
+    "accuracy": _accuracy,
 }

@@ -9,7 +9,7 @@ image.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +18,16 @@ from torch import Tensor
 from softline.analysis.subjects import Picture, Subject
 from softline.backbones.backbone import Backbone
 from softline.backbones.inspection import Layer, LayerInput, find_backbone
-from softline.checks import check_index
+from softline.checks import check_index, check_option
 from softline.errors import UserError
 from softline.layers.grid import GridSize
 from softline.ops.inputs import divide
 from softline.plotting.colors import COOL, WARM
-from softline.plotting.contrast import contrast
+from softline.plotting.contrast import contrast, unit_scale
 from softline.plotting.figures import new_axes
+
+Scaling = Literal["difference", "unit"]
+"""How weights become colours: differences from the mean of the row, or from 0 to 1 as in the SOFT paper."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,10 @@ class HeatMap:
         return {**{k: v for k, v in vars(self).items() if k != "values"}, "values": listed}
 
 
+Maps: TypeAlias = tuple[Tensor, list[HeatMap]]
+"""An image as a model sees it, [C, H, W] from 0 to 1, and its maps."""
+
+
 def heat_maps(
     subject: Subject,
     picture: Picture,
@@ -56,8 +63,8 @@ def heat_maps(
     *,
     size: int | None = None,
     with_rollout: bool = False,
-) -> tuple[Tensor, list[HeatMap]]:
-    """Compute a map for each layer and head; also return the picture as the subject sees it, [C, H, W] from 0 to 1.
+) -> Maps:
+    """Compute a map for each layer and head; also return the picture as the subject sees it.
 
     query: (x, y), each from 0 (left, top) to 1.
     heads: indices from 0; None takes the mean of all heads.
@@ -160,26 +167,53 @@ def _overlaps(coarse: int, fine: int) -> Tensor:
 # the figure
 
 
-def plot_heat_maps(rows: Sequence[tuple[Tensor, list[HeatMap]]]) -> Any:
+def plot_heat_maps(rows: Sequence[Maps], *, scaling: Scaling = "difference") -> Any:
     """Draw a row of panels for each image and model: the image with the query marked, then one panel for each map."""
     columns = list(dict.fromkeys(one.column for _, maps in rows for one in maps))
-    figure, axes = new_axes(len(rows), len(columns) + 1, figsize=(1.9 * (len(columns) + 1), 1.95 * len(rows) + 0.4))
-    for line, (image, maps) in zip(axes, rows, strict=True):
-        for axis in line:
+    lines = [_Line(maps[0].subject, image, {one.column: (image, one) for one in maps}) for image, maps in rows]
+    return _plot_lines(lines, {column: column.replace(", ", "\n", 2) for column in columns}, scaling)
+
+
+def plot_models_beside(groups: Sequence[Sequence[Maps]], *, scaling: Scaling = "difference") -> Any:
+    """Draw a column of panels for each model, as Fig. 4 of the SOFT paper does, and a row for each layer and head.
+
+    groups: for each picture and query, the image and the maps of every model.
+    """
+    lines = []
+    for group in groups:
+        for column in dict.fromkeys(one.column for _, maps in group for one in maps):
+            panels = {one.subject: (image, one) for image, maps in group for one in maps if one.column == column}
+            lines.append(_Line(column.replace(", ", "\n", 2), group[0][0], panels))
+    return _plot_lines(lines, {maps[0].subject: maps[0].subject for _, maps in groups[0]}, scaling)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A row of the figure: its name, the image at its left, and its panels by the column that they are in."""
+
+    name: str
+    image: Tensor
+    panels: dict[str, tuple[Tensor, HeatMap]]
+
+
+def _plot_lines(lines: Sequence[_Line], titles: dict[str, str], scaling: Scaling) -> Any:
+    check_option("scaling", scaling, get_args(Scaling))
+    figure, axes = new_axes(len(lines), len(titles) + 1, figsize=(1.9 * (len(titles) + 1), 1.95 * len(lines) + 0.4))
+    for row, line in zip(axes, lines, strict=True):
+        for axis in row:
             axis.set_axis_off()
-        _draw(line[0], image, None)
-        line[0].text(-0.04, 0.5, maps[0].subject, rotation=90, ha="right", va="center", transform=line[0].transAxes)
-        for one in maps:
-            _draw(line[1 + columns.index(one.column)], image, one)
-        _mark(line[0], image, next((one for one in maps if one.query is not None), None))
-    for axis, title in zip(axes[0], ["image and query", *columns], strict=True):
-        axis.set_title(title.replace(", ", "\n", 2), fontsize=9)
+        _draw(row[0], line.image, None, scaling)
+        row[0].text(-0.04, 0.5, line.name, rotation=90, ha="right", va="center", transform=row[0].transAxes)
+        for axis, column in zip(row[1:], titles, strict=True):
+            if column in line.panels:
+                _draw(axis, *line.panels[column], scaling)
+        _mark(row[0], line.image, next((one for _, one in line.panels.values() if one.query is not None), None))
+    for axis, title in zip(axes[0], ["image and query", *titles.values()], strict=True):
+        axis.set_title(title.replace(":", ":\n"), fontsize=9)
     return figure
 
 
-def _draw(axis: Any, image: Tensor, one: HeatMap | None) -> None:
-    from matplotlib.colors import LinearSegmentedColormap
-
+def _draw(axis: Any, image: Tensor, one: HeatMap | None, scaling: Scaling) -> None:
     height, width = image.shape[-2:]
     extent = (0, width, height, 0)
     # grey and lighter under a map, so that its colours show on dark images
@@ -187,10 +221,20 @@ def _draw(axis: Any, image: Tensor, one: HeatMap | None) -> None:
     axis.imshow(shown.numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
     if one is None:
         return
-    cool, warm = (tuple(level / 255 for level in color) for color in (COOL, WARM))
-    colors = LinearSegmentedColormap.from_list("contrast", [cool, (*cool, 0.0), (*warm, 0.0), warm])
-    axis.imshow(contrast(one.values).numpy(), cmap=colors, vmin=-1, vmax=1, alpha=0.85, extent=extent)
+    if scaling == "unit":
+        options = {"cmap": "turbo", "vmin": 0, "vmax": 1, "alpha": 0.6}
+    else:
+        options = {"cmap": _contrast_colors(), "vmin": -1, "vmax": 1, "alpha": 0.85}
+    scaled = unit_scale(one.values) if scaling == "unit" else contrast(one.values)
+    axis.imshow(scaled.numpy(), extent=extent, **options)
     _mark(axis, image, one)
+
+
+def _contrast_colors() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    cool, warm = (tuple(level / 255 for level in color) for color in (COOL, WARM))
+    return LinearSegmentedColormap.from_list("contrast", [cool, (*cool, 0.0), (*warm, 0.0), warm])
 
 
 def _mark(axis: Any, image: Tensor, one: HeatMap | None) -> None:

@@ -1,8 +1,10 @@
 """How local attention is: Fig. 3 and Table 2 of the InLine paper.
 
 The local mass of a query is the share of its weights on the 3 x 3 tokens around it, itself included: the sum of |w|
-there divided by the sum of all |w|. For softmax this is the paper's sum of attention scores. Queries are the tokens of
-the grid. Chance is the local mass of even weights, averaged over the same queries.
+there divided by the sum of all |w|. The local sum is the paper's "sum of attention scores": the sum of w there, where
+the negative weights of InLine are subtracted. For softmax both are the same. Queries are the tokens of the grid. Chance
+is the local mass of even weights, averaged over the same queries; the paper's chance is 9 / N, as if the windows at the
+edges had all of their tokens.
 
 Table 2 hides keys from every query: the tokens of a window around it, or the same number of tokens of the grid at
 random. The remaining weights are normalised as the attention normalises its own: InLine by subtraction, attentions that
@@ -49,34 +51,35 @@ class LayerMass:
     grid_size: GridSize
     mass: float
     chance: float
+    sum: float
+    """The local sum, in which negative weights count as such."""
+    whole_window: float
+    """The tokens of a whole window divided by all tokens: 9 / N, the chance that the paper draws."""
 
 
 def local_masses(
     subject: Subject, pictures: Sequence[Picture], *, size: int | None = None, side: int = SIDE
 ) -> list[LayerMass]:
     """Measure every layer that sees a grid larger than the window of ``side`` x ``side`` tokens."""
-    found: dict[int, list[float]] = {}
+    found: dict[int, list[Tensor]] = {}
     given: dict[int, LayerInput] = {}
     for picture in pictures:
         seen, _ = subject.look(subject.prepare(picture.image, size)[None])
         for place, one in enumerate(seen):
             if one.sees_all and is_larger(one.grid_size, side):
-                found.setdefault(place, []).append(float(local_mass(one, side=side).mean()))
+                share, total = _local_weights(one, side)
+                found.setdefault(place, []).append(torch.stack([share.mean(), total.mean()]))
                 given[place] = one
     if not found:
         raise UserError(
             f"{subject.name} has no layer that sees a grid of more than {side} x {side} tokens; try larger images"
         )
-    return [
-        LayerMass(
-            given[place].layer.name,
-            given[place].layer.operator,
-            given[place].grid_size,
-            sum(masses) / len(masses),
-            chance(given[place], side=side),
-        )
-        for place, masses in found.items()
-    ]
+    masses = []
+    for place, one in given.items():
+        mass, summed = torch.stack(found[place]).mean(0).tolist()
+        layer, even = one.layer, chance(one, side=side)
+        masses.append(LayerMass(layer.name, layer.operator, one.grid_size, mass, even, summed, side**2 / one.tokens))
+    return masses
 
 
 def is_larger(grid_size: GridSize, side: int) -> bool:
@@ -84,17 +87,30 @@ def is_larger(grid_size: GridSize, side: int) -> bool:
     return max(grid_size) > side
 
 
-@torch.no_grad()
 def local_mass(given: LayerInput, *, side: int = SIDE) -> Tensor:
     """The share of the weights on the window around the query, averaged over the queries of the grid: [B, heads]."""
-    prefix, shares = given.layer.prefix, []
+    return _local_weights(given, side)[0]
+
+
+def local_sum(given: LayerInput, *, side: int = SIDE) -> Tensor:
+    """The sum of the weights on the window around the query, averaged over the queries of the grid: [B, heads]."""
+    return _local_weights(given, side)[1]
+
+
+@torch.no_grad()
+def _local_weights(given: LayerInput, side: int) -> tuple[Tensor, Tensor]:
+    """`local_mass` and `local_sum`."""
+    prefix, shares, sums = given.layer.prefix, [], []
     near = _neighbours(given.grid_size, side, given.x.device)
     for tokens, rows in given.row_blocks():
         on_grid = tokens >= prefix
-        sizes = rows[:, :, on_grid].abs().float()
-        inside = sizes[..., prefix:].mul(near(tokens[on_grid] - prefix)).sum(-1)
-        shares.append(divide(inside, sizes.sum(-1)))
-    return torch.cat(shares, -1).mean(-1)
+        weights = rows[:, :, on_grid].float()
+        inside = weights[..., prefix:].mul(near(tokens[on_grid] - prefix))
+        sums.append(inside.sum(-1))
+        # blocks are large, and both are copies
+        shares.append(divide(inside.abs_().sum(-1), weights.abs_().sum(-1)))
+        del rows, weights, inside
+    return torch.cat(shares, -1).mean(-1), torch.cat(sums, -1).mean(-1)
 
 
 def chance(given: LayerInput, *, side: int = SIDE) -> float:
@@ -245,27 +261,57 @@ def _top1(subject: Subject, images: Tensor, labels: Tensor, batch_size: int) -> 
 # the figure
 
 
-def plot_locality(masses: dict[str, list[LayerMass]], accuracies: dict[str, list[MaskedAccuracy]]) -> Any:
-    """Draw the local mass of each layer relative to chance and, if measured, the accuracy with keys hidden."""
+def plot_locality(
+    masses: dict[str, list[LayerMass]], accuracies: dict[str, list[MaskedAccuracy]], *, sums: bool = False
+) -> Any:
+    """Draw the local mass of each layer relative to chance and, if measured, the accuracy with keys hidden.
+
+    sums: whether to add the local sums with the chance of 9 / N, as in the paper.
+    """
     colors = comparison_colors(list(masses))
     most = max(len(found) for found in masses.values())
     width = max(6.0, 0.75 * most)
-    options = {"figsize": (width + 5.5 * bool(accuracies), 4.2)}
-    figure, axes = new_axes(1, 2 if accuracies else 1, width_ratios=[width, 5.5][: 1 + bool(accuracies)], **options)
-    axis = axes[0][0]
+    widths = [width, *[width] * sums, *[5.5] * bool(accuracies)]
+    figure, axes = new_axes(1, len(widths), width_ratios=widths, figsize=(sum(widths), 4.2))
+    labels = _layer_labels(masses)
+    _plot_masses(axes[0][0], masses, labels, colors)
+    if sums:
+        _plot_sums(axes[0][1], masses, labels, colors)
+    if accuracies:
+        _plot_accuracies(axes[0][-1], accuracies, colors)
+    return figure
+
+
+def _plot_masses(axis: Any, masses: dict[str, list[LayerMass]], labels: Sequence[str], colors: dict[str, str]) -> None:
     for name, found in masses.items():
         shares = [one.mass / one.chance for one in found]
         axis.plot(range(len(found)), shares, "o-", color=colors[name], linewidth=2, label=name)
     axis.axhline(1, linestyle=":", color="black", linewidth=1.5, label="chance")
-    axis.set_xticks(range(most), _layer_labels(masses), fontsize=8 if most <= 6 else 7)
     axis.set_ylim(0, 1.1 * max(1.0, axis.get_ylim()[1]))
     axis.set_ylabel("times chance")
-    axis.set_title("weights on the 3 x 3 tokens around the query", loc="left", fontsize=11)
+    _finish_layers(axis, labels, "weights on the 3 x 3 tokens around the query")
+
+
+def _plot_sums(axis: Any, masses: dict[str, list[LayerMass]], labels: Sequence[str], colors: dict[str, str]) -> None:
+    for name, found in masses.items():
+        axis.plot(range(len(found)), [one.sum for one in found], "o-", color=colors[name], linewidth=2, label=name)
+    # models with the same grids have one line for all of them
+    levels = dict.fromkeys(tuple(one.whole_window for one in found) for found in masses.values())
+    for place, level in enumerate(levels):
+        label = {"label": "9 / N"} if place == 0 else {}
+        axis.plot(range(len(level)), level, ":", color="black", linewidth=1.5, **label)
+    # the margin below positive sums may be negative
+    lowest = min(one.sum for found in masses.values() for one in found)
+    low, high = axis.get_ylim()
+    axis.set_ylim(low if lowest < 0 else 0, 1.1 * high)
+    _finish_layers(axis, labels, "sum of the weights there, negative ones included")
+
+
+def _finish_layers(axis: Any, labels: Sequence[str], title: str) -> None:
+    axis.set_xticks(range(len(labels)), labels, fontsize=8 if len(labels) <= 6 else 7)
+    axis.set_title(title, loc="left", fontsize=11)
     axis.legend(frameon=False, fontsize=9)
     tidy(axis)
-    if accuracies:
-        _plot_accuracies(axes[0][1], accuracies, colors)
-    return figure
 
 
 def _layer_labels(masses: dict[str, list[LayerMass]]) -> list[str]:

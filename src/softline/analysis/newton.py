@@ -1,7 +1,8 @@
 """How fast Newton's iteration inverts the landmark kernel of SOFT: Fig. 5 of the SOFT paper.
 
 The residual after k steps is ||A A_k A - A||_2 / ||A||_2. Its mean and range are taken over images, heads and the
-layers of a stage. An attention with a ridge inverts A + ridge I.
+layers of a stage. An attention with a ridge inverts A + ridge I. The paper's axis is linear; the logarithmic one, which
+is the default here, shows how far the iteration gets.
 """
 
 import itertools
@@ -48,10 +49,10 @@ def newton_convergence(
     for picture in pictures:
         seen, _ = subject.look(subject.prepare(picture.image, size)[None], layers)
         for given in seen:
-            A = landmark_matrix(given)
-            found = ops.newton_residuals(A, iterations=iterations, start=soft_operands(given)["start"])
+            options = _newton_options(soft_operands(given))
+            found = ops.soft_residuals(**{**options, "iterations": iterations})
             residuals[given.layer.stage].append(found.flatten(1))
-            landmarks[given.layer.stage] = A.shape[-1]
+            landmarks[given.layer.stage] = options["landmarks"].shape[-2]
     return [
         _summarise([layer for layer in layers if layer.stage == stage], torch.cat(found, 1), landmarks[stage])
         for stage, found in residuals.items()
@@ -85,9 +86,13 @@ def layer_residual(given: LayerInput) -> float | None:
     options = soft_operands(given)
     if options["inverse"] != "newton":
         return None
-    names = ("iterations", "start", "ridge", "landmark_mask")
-    residual = ops.soft_residual(options["landmarks"], **{name: options[name] for name in names})
-    return float(residual.mean())
+    return float(ops.soft_residual(**_newton_options(options)).mean())
+
+
+def _newton_options(operands: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that `softline.ops.soft_residual` has in common with a SOFT layer's operator."""
+    names = ("landmarks", "normalize", "iterations", "start", "ridge", "landmark_mask")
+    return {name: operands[name] for name in names}
 
 
 @torch.no_grad()
@@ -115,8 +120,11 @@ def _finite(values: Tensor) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
-def plot_newton(results: dict[str, list[StageResiduals]]) -> Any:
-    """Draw a panel for each model, with the mean and the range of each stage."""
+def plot_newton(results: dict[str, list[StageResiduals]], *, linear: bool = False) -> Any:
+    """Draw a panel for each model, or for each model and set of images, with the mean and the range of each stage.
+
+    linear: whether the axis of the residual is linear, as in the paper, or logarithmic.
+    """
     figure, axes = new_axes(1, len(results), figsize=(5.2 * len(results) + 0.6, 4.2), sharey=True)
     for axis, (name, stages) in zip(axes[0], results.items(), strict=True):
         # the kernel of a single landmark is its own inverse
@@ -129,10 +137,12 @@ def plot_newton(results: dict[str, list[StageResiduals]]) -> Any:
             axis.plot(steps, middle, color=color, linewidth=2, label=label)
         axis.axvline(20, color="#8c8c8c", linewidth=1, linestyle="--")
         axis.text(20.4, 0.98, "20 steps", transform=axis.get_xaxis_transform(), va="top", fontsize=9, color="#6c6c6c")
-        axis.set_yscale("log")
+        axis.set_yscale("linear" if linear else "log")
         tidy(axis)
         axis.set_title(name, loc="left", fontsize=11)
         axis.set_xlabel("Newton steps k")
-        axis.legend(frameon=False, fontsize=9 if len(drawn) < 6 else 6, loc="lower left")
+        # below the text at the top, where the curves of a linear axis have gone
+        place = {"loc": "upper right", "bbox_to_anchor": (1, 0.9)} if linear else {"loc": "lower left"}
+        axis.legend(frameon=False, fontsize=9 if len(drawn) < 6 else 6, **place)
     axes[0][0].set_ylabel(r"$\|A A_k A - A\|_2\;/\;\|A\|_2$")
     return figure

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from PIL import Image
@@ -23,6 +23,9 @@ from softline.errors import UserError
 from softline.measure.cases import parse_model
 from softline.tasks.images import eval_image_transform, image_settings
 from softline.tasks.loading import load_trained
+
+ImageSize: TypeAlias = int | tuple[int, int]
+"""The side of a square image in pixels, or (height, width)."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,16 @@ class Subject:
             raise UserError(f"{self.name} has no attention to show: none of its blocks can give its weights")
         return found
 
-    def prepare(self, image: Image.Image, size: int | None = None) -> Tensor:
-        """Convert an image to the model's input [C, size, size]; the size defaults to the model's own."""
+    def prepare(self, image: Image.Image, size: ImageSize | None = None) -> Tensor:
+        """Convert an image to the model's input [C, height, width].
+
+        size: side in pixels, or (height, width); defaults to the model's own.
+        """
         settings = self.settings if size is None else {**self.settings, "image_size": size}
-        least = find_backbone(self.model).min_size
-        if settings["image_size"] < least:
-            raise UserError(
-                f"{self.name} needs images of at least {least} x {least} pixels, got a size of {settings['image_size']}"
-            )
+        least, asked = find_backbone(self.model).min_size, settings["image_size"]
+        if min(asked if isinstance(asked, tuple) else (asked,)) < least:
+            shown = " x ".join(map(str, asked)) if isinstance(asked, tuple) else asked
+            raise UserError(f"{self.name} needs images of at least {least} x {least} pixels, got a size of {shown}")
         tensor: Tensor = eval_image_transform(settings)(to_mode(image, settings["mode"], lambda: "the image"))
         return tensor
 
@@ -104,27 +109,40 @@ def open_subjects(texts: Sequence[str], *, seed: int = 0) -> list[Subject]:
 
     Checkpoints without a name are called by the parts of their paths that differ, such as the directories of the runs.
     """
-    pairs = [_split_name(text) for text in texts]
-    paths = [text for name, text in pairs if name is None and Path(text).exists()]
-    short = _differing_parts(paths) if len(paths) > 1 else {}
+    pairs = named_texts(texts, "models", "MODEL")
     check_integer("seed", seed, 0)
     if seed >= 2**63:
         raise UserError(f"seed must be below 2^63, got {seed}")
-    subjects = [open_subject(text, name=name or short.get(text), seed=seed) for name, text in pairs]
-    names = [subject.name for subject in subjects]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UserError(f"several models are called {twice[0]}: name them apart by NAME=MODEL")
+    subjects = [open_subject(text, name=name, seed=seed) for name, text in pairs]
+    check_distinct([subject.name for subject in subjects], "models", "MODEL")
     return subjects
 
 
-def _split_name(text: str) -> tuple[str | None, str]:
-    """Split NAME=MODEL; in MODEL:KEY=VALUE the model has no name."""
+def named_texts(texts: Sequence[str], what: str, kind: str) -> list[tuple[str | None, str]]:
+    """Split each NAME=TEXT; of several paths without a name, the parts that differ are their names.
+
+    what, kind: what an error calls several of them, and one of them.
+    """
+    pairs = [_split_name(text, what, kind) for text in texts]
+    paths = [text for name, text in pairs if name is None and Path(text).exists()]
+    short = _differing_parts(paths) if len(paths) > 1 else {}
+    return [(name or short.get(text), text) for name, text in pairs]
+
+
+def check_distinct(names: Sequence[str], what: str, kind: str) -> None:
+    """Raise if a name is used twice; ``what`` and ``kind`` as in `named_texts`."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"several {what} are called {twice[0]}: name them apart by NAME={kind}")
+
+
+def _split_name(text: str, what: str, kind: str) -> tuple[str | None, str]:
+    """Split NAME=TEXT; in MODEL:KEY=VALUE the model has no name."""
     name, equals, rest = text.partition("=")
     if not equals or ":" in name or os.sep in name or Path(text).exists():
         return None, text
     if not name or not rest:
-        raise UserError(f"models are MODEL or NAME=MODEL, got {text!r}")
+        raise UserError(f"{what} are {kind} or NAME={kind}, got {text!r}")
     return name, rest
 
 
@@ -161,6 +179,20 @@ def choose_pictures(subject: Subject, paths: Sequence[str], count: int) -> list[
     if subject.data is not None:
         return source_pictures(own_source(subject), count)
     return [Picture(name, open_photograph(name)) for name in list(PHOTOGRAPHS)[:count]]
+
+
+def choose_sets(subject: Subject, texts: Sequence[str], count: int) -> dict[str, list[Picture]]:
+    """Choose at most ``count`` images for each set that is named by ``NAME=PATH``.
+
+    A name that is used several times is one set. Without names, all images are one set, which is called "".
+    """
+    pairs = [_split_name(text, "images", "PATH") for text in texts]
+    names = list(dict.fromkeys(name for name, _ in pairs))
+    if None in names and len(names) > 1:
+        unnamed = next(path for name, path in pairs if name is None)
+        raise UserError(f"either all images are given as NAME=PATH or none of them, got {unnamed!r} without a name")
+    paths = {name or "": [path for other, path in pairs if other == name] for name in names or [None]}
+    return {name: choose_pictures(subject, found, count) for name, found in paths.items()}
 
 
 def own_source(subject: Subject) -> ImageSource:

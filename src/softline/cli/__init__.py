@@ -24,7 +24,7 @@ COMMANDS = {
     "compare": "train variants of one model alike, with several seeds, and compare their accuracy and cost",
     "lra": "train attentions on the Long Range Arena and compare with the SOFT paper's Table 12",
     "bench": "measure time and memory of operators, layers and models at growing sizes",
-    "analyze": "draw what attention does: heat maps, Newton's convergence, spectra, injectivity, locality, cost",
+    "analyze": "draw what attention does: heat maps, convergence, spectra, injectivity, locality, cost, accuracy",
     "explore": "see in the browser what two models attend to, side by side",
     "models": "list the models with their size, cost and reported accuracy",
     "convert": "turn an official SOFT or InLine checkpoint into a directory that timm loads",

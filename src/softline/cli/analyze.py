@@ -3,11 +3,11 @@
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from softline.checks import check_integer
-from softline.cli.arguments import Parser, integers, names
+from softline.cli.analyze_arguments import add_kinds
+from softline.cli.arguments import Parser
 from softline.cli.progress import Progress
 from softline.cli.table import format_table, number
 from softline.errors import UserError
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from softline.analysis.locality import MaskedAccuracy
     from softline.analysis.subjects import Picture, Subject
     from softline.backbones.inspection import Layer
-
-AddKind = Callable[..., Parser]
-# defaults of softline.analysis.injectivity
-QUERY_DISTANCE, WEIGHT_DISTANCE, MOST_QUERIES = 0.5, 0.01, 196
 
 
 def add_arguments(parser: Parser) -> None:
@@ -32,190 +28,11 @@ def add_arguments(parser: Parser) -> None:
               softline analyze heatmap runs/quickstart/*/seed0/best.pt
               softline analyze newton runs/quickstart/softpp/seed0/best.pt
               softline analyze locality softpp_tiny --images photographs/
+              softline analyze accuracy --runs runs/quickstart/*/seed0
             """,
     )
-    add_kind = parser.sub_commands("kind", "WHAT")
-    _add_heatmap(add_kind)
-    _add_newton(add_kind)
-    _add_spectrum(add_kind)
-    _add_injectivity(add_kind)
-    _add_locality(add_kind)
-    _add_cost(add_kind)
-
-
-def _add_kind(
-    add_kind: AddKind, name: str, analyse: Callable[[argparse.Namespace], None], summary: str, description: str
-) -> Parser:
-    parser = add_kind(name, help=summary, description=description)
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("runs/analysis"),
-        metavar="DIR",
-        help=f"directory for {name}.png, {name}.svg and {name}.json (default: runs/analysis)",
-    )
-    parser.set_defaults(run=run, analyse=analyse)
-    return parser
-
-
-def _add_models(parser: Parser, *, count: int, optional: bool = False) -> None:
-    parser.add_argument(
-        "models",
-        nargs="*" if optional else "+",
-        metavar="MODEL",
-        help="a .pt file of `softline train`, a directory that timm saved, or the name of a model, which then has "
-        "random weights, such as softpp_tiny or softpp_tiny:attention=linear; NAME=MODEL sets its name in the figure",
-    )
-    parser.add_argument(
-        "--images",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="image file or folder of images; can be repeated (default: the validation images of the first model, or "
-        "two photographs if it has none)",
-    )
-    parser.add_argument(
-        "--count", type=int, default=count, metavar="N", help=f"largest number of images (default: {count})"
-    )
-    parser.add_argument("--size", type=int, metavar="PIXELS", help="side of the images (default: as in training)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random weights (default: 0)")
-
-
-def _add_heatmap(add_kind: AddKind) -> None:
-    parser = _add_kind(
-        add_kind,
-        "heatmap",
-        _heatmap,
-        "what queries attend to, by layer and head (Figs. 4 and 7 of SOFT, Fig. 4 of InLine)",
-        "Draw the attention weights of chosen query patches over the image, with a row for each model. Weights above "
-        "the mean of their query are orange, those below are blue; the largest difference has the full colour.",
-    )
-    _add_models(parser, count=2)
-    parser.add_argument(
-        "--query",
-        type=_point,
-        action="append",
-        metavar="X,Y",
-        help="point of the image, each coordinate from 0 (left, top) to 1; can be repeated (default: 0.5,0.5)",
-    )
-    parser.add_argument(
-        "--layers",
-        type=integers,
-        metavar="N,...",
-        help="layers, counted from 0, or from the end as in --layers=-2,-1 (default: the first of each stage)",
-    )
-    parser.add_argument(
-        "--heads",
-        type=_heads,
-        default=[None],
-        metavar="N,...",
-        help="heads, counted from 0, or mean (default: the mean of all heads)",
-    )
-    parser.add_argument(
-        "--rollout", action="store_true", help="add attention rollout: what the prediction depends on, over all layers"
-    )
-
-
-def _add_newton(add_kind: AddKind) -> None:
-    parser = _add_kind(
-        add_kind,
-        "newton",
-        _newton,
-        "how fast Newton's iteration inverts SOFT's landmark kernel (Fig. 5 of SOFT)",
-        "Draw ||A A_k A - A|| / ||A|| (spectral norms) after k Newton steps: the mean and the range over images, heads "
-        "and the layers of a stage.",
-    )
-    _add_models(parser, count=16)
-    parser.add_argument("--iterations", type=int, default=35, metavar="K", help="number of Newton steps (default: 35)")
-
-
-def _add_spectrum(add_kind: AddKind) -> None:
-    parser = _add_kind(
-        add_kind,
-        "spectrum",
-        _spectrum,
-        "eigenvalues of SOFT's landmark kernel, and norms of its inverse (Fig. 6 of SOFT)",
-        "Draw the eigenvalues of the landmark kernel A, and the spectral norms of A^+ and of D^-1/2 A^+ D^-1/2, and of "
-        "the attention with either, against the number of landmarks m. It grows with the image here: there is no cap.",
-    )
-    _add_models(parser, count=4)
-    parser.add_argument(
-        "--sizes",
-        type=integers,
-        metavar="PIXELS,...",
-        help="image sides at which the norms are computed (default: up to 3 times the model's)",
-    )
-    parser.add_argument(
-        "--layer", type=int, default=0, metavar="N", help="SOFT layer whose norms are drawn, from 0 (default: 0)"
-    )
-
-
-def _add_injectivity(add_kind: AddKind) -> None:
-    parser = _add_kind(
-        add_kind,
-        "injectivity",
-        _injectivity,
-        "whether different queries get different weights (Figs. 1 and 2 of InLine)",
-        "Draw the toy example of InLine's Fig. 1 and, for models, how often they confuse queries: pairs of one image, "
-        "layer and head that are farther apart than --query-distance times the mean length of a query, while no weight "
-        "differs by --weight-distance / N. The criterion of the paper is not published.",
-    )
-    _add_models(parser, count=32, optional=True)
-    for option, value, text in (
-        ("--query-distance", QUERY_DISTANCE, "queries farther apart than T times their mean length are different"),
-        ("--weight-distance", WEIGHT_DISTANCE, "weights that differ by less than T / N, for N tokens, are alike"),
-    ):
-        parser.add_argument(option, type=float, default=value, metavar="T", help=f"{text} (default: {value})")
-    parser.add_argument(
-        "--most-queries",
-        type=int,
-        default=MOST_QUERIES,
-        metavar="N",
-        help=f"queries to compare in a layer with more tokens, spread over them (default: {MOST_QUERIES})",
-    )
-
-
-def _add_locality(add_kind: AddKind) -> None:
-    parser = _add_kind(
-        add_kind,
-        "locality",
-        _locality,
-        "how local attention is, and the accuracy without local keys (Fig. 3 and Table 2 of InLine)",
-        "Draw the share of the weights on the 3 x 3 tokens around the query, for each layer, and compare it with "
-        "chance. For trained classifiers, also draw the accuracy when local keys, or as many random keys, are hidden "
-        "from all queries.",
-    )
-    _add_models(parser, count=32)
-    parser.add_argument(
-        "--accuracy-count",
-        type=int,
-        default=500,
-        metavar="N",
-        help="number of validation images for the accuracy; 0 leaves it out (default: 500)",
-    )
-
-
-def _add_cost(add_kind: AddKind) -> None:
-    parser = _add_kind(
-        add_kind,
-        "cost",
-        _cost,
-        "multiply-adds and memory against the number of tokens, for every attention",
-        "Count the multiply-adds and the peak memory of one layer of each attention on square grids of tokens; "
-        "`softline bench` also measures time.",
-    )
-    parser.add_argument(
-        "--attentions", type=names, metavar="NAME,...", help="attentions (default: all that are registered)"
-    )
-    parser.add_argument(
-        "--grids",
-        type=integers,
-        default=[14, 28, 56, 112],
-        metavar="SIDE,...",
-        help="sides of the grids, with N = side² tokens (default: 14,28,56,112)",
-    )
-    parser.add_argument("--dim", type=int, default=64, metavar="C", help="number of channels (default: 64)")
-    parser.add_argument("--heads", type=int, default=2, metavar="H", help="number of heads (default: 2)")
+    add_kinds(parser.sub_commands("kind", "WHAT"))
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -223,25 +40,30 @@ def run(options: argparse.Namespace) -> None:
     import matplotlib  # noqa: F401
 
     make_directory(options.output)
-    options.analyse(options)
+    ANALYSES[options.kind](options)
 
 
 def _heatmap(options: argparse.Namespace) -> None:
-    from softline.analysis.heatmap import heat_maps, plot_heat_maps
+    from softline.analysis.heatmap import heat_maps, plot_heat_maps, plot_models_beside
 
     subjects, pictures = _open(options)
-    rows, lines = [], []
+    groups = []
     for picture in pictures:
         for query in options.query or [(0.5, 0.5)]:
+            group = []
             for subject in _each(subjects, picture.name):
                 chosen = _chosen(subject, options.layers, picture, options.size)
                 found = heat_maps(
                     subject, picture, query, chosen, options.heads, size=options.size, with_rollout=options.rollout
                 )
-                rows.append(found)
-                lines += [one.to_dict() for one in found[1]]
+                group.append(found)
+            groups.append(group)
+    rows = [maps for group in groups for maps in group]
+    lines = [one.to_dict() for _, maps in rows for one in maps]
     print(f"{len(lines)} maps of {len(pictures)} images by {', '.join(subject.name for subject in subjects)}")
-    _write(options, plot_heat_maps(rows), {"maps": lines})
+    scaling = options.scaling
+    figure = plot_models_beside(groups, scaling=scaling) if options.beside else plot_heat_maps(rows, scaling=scaling)
+    _write(options, figure, {"maps": lines})
 
 
 def _chosen(subject: "Subject", places: Sequence[int] | None, picture: "Picture", size: int | None) -> "list[Layer]":
@@ -257,11 +79,16 @@ def _chosen(subject: "Subject", places: Sequence[int] | None, picture: "Picture"
 
 def _newton(options: argparse.Namespace) -> None:
     from softline.analysis.newton import newton_convergence, plot_newton
+    from softline.analysis.subjects import choose_sets
 
-    subjects, pictures = _open(options)
+    subjects = _open_subjects(options)
+    sets = choose_sets(subjects[0], options.images, options.count)
     found = {
-        subject.name: newton_convergence(subject, pictures, iterations=options.iterations, size=options.size)
-        for subject in _each(subjects)
+        f"{subject.name} on {title}" if title else subject.name: newton_convergence(
+            subject, pictures, iterations=options.iterations, size=options.size
+        )
+        for title, pictures in sets.items()
+        for subject in _each(subjects, title)
     }
     shown = [*(step for step in range(0, 35, 5) if step < options.iterations), options.iterations]
     rows = []
@@ -272,24 +99,29 @@ def _newton(options: argparse.Namespace) -> None:
             rows.append([name, one.name, str(one.landmarks), *cells])
     print(format_table(["mean residual", "where", "m", *(f"k={step}" for step in shown)], rows))
     plain = {name: [dataclasses.asdict(one) for one in stages] for name, stages in found.items()}
-    _write(options, plot_newton(found), {"models": plain})
+    counts = {title: len(pictures) for title, pictures in sets.items()} if "" not in sets else len(sets[""])
+    _write(options, plot_newton(found, linear=options.linear), {"images": counts, "models": plain})
 
 
 def _spectrum(options: argparse.Namespace) -> None:
-    from softline.analysis.spectrum import growing_sizes, plot_spectrum, spectrum
+    from softline.analysis.spectrum import NORMS as keys
+    from softline.analysis.spectrum import plot_spectrum, spectrum
 
+    for name in ("sizes", "size"):
+        if options.landmarks and getattr(options, name):
+            raise UserError(f"--landmarks decides the size of the images: leave out --{name}")
     subjects, pictures = _open(options)
     found = {
         subject.name: spectrum(
             subject,
             pictures,
-            sizes=sorted(set(options.sizes or growing_sizes(subject))),
+            sizes=sorted(set(options.sizes)) if options.sizes else None,
+            landmarks=options.landmarks,
             layer=options.layer,
             size=options.size,
         )
         for subject in _each(subjects)
     }
-    keys = ("inverse", "normalized", "attention", "attention_normalized")
     rows, content = [], {}
     for name, one in found.items():
         for norm in one.norms:
@@ -299,7 +131,8 @@ def _spectrum(options: argparse.Namespace) -> None:
         rows.append([name, "~ m^", "", *(number(power, ".2f") for power in exponents.values())])
         content[name] = {**dataclasses.asdict(one), "exponents": exponents}
     print(format_table(["spectral norm of", "m", "rank", "A^+", "normalized", "attention", "normalized"], rows))
-    _write(options, plot_spectrum(found), {"models": content})
+    figure = plot_spectrum(found, samples=options.samples, linear=options.linear)
+    _write(options, figure, {"models": content})
 
 
 def _injectivity(options: argparse.Namespace) -> None:
@@ -347,11 +180,13 @@ def _locality(options: argparse.Namespace) -> None:
     subjects, pictures = _open(options)
     masses = {subject.name: local_masses(subject, pictures, size=options.size) for subject in _each(subjects)}
     layers = [
-        [name, one.layer, "x".join(map(str, one.grid_size)), one.operator, f"{one.mass:.3f}", f"{one.chance:.3f}"]
+        [name, one.layer, "x".join(map(str, one.grid_size)), one.operator]
+        + [f"{value:.3f}" for value in (one.mass, one.chance, *([one.sum, one.whole_window] if options.sums else []))]
         for name, found in masses.items()
         for one in found
     ]
-    print(format_table(["local mass", "layer", "grid", "attention", "mass", "chance"], layers))
+    sums = ["sum", "9 / N"] if options.sums else []
+    print(format_table(["local mass", "layer", "grid", "attention", "mass", "chance", *sums], layers))
     accuracies, reasons = {}, {}
     for subject in _each(subjects if options.accuracy_count else [], "accuracy"):
         try:
@@ -371,7 +206,7 @@ def _locality(options: argparse.Namespace) -> None:
         "accuracies": {name: [dataclasses.asdict(one) for one in found] for name, found in accuracies.items()},
         "without_accuracy": reasons,
     }
-    _write(options, plot_locality(masses, accuracies), plain)
+    _write(options, plot_locality(masses, accuracies, sums=options.sums), plain)
 
 
 def _top1_cells(found: "Sequence[MaskedAccuracy]", keys: Sequence[str]) -> list[str]:
@@ -402,18 +237,82 @@ def _cost(options: argparse.Namespace) -> None:
     _write(options, plot_layer_costs(costs), content)
 
 
+def _accuracy(options: argparse.Namespace) -> None:
+    from softline.analysis.accuracy import (
+        Stopwatch,
+        among_published,
+        catalog_points,
+        plot_accuracy,
+        published_points,
+        run_points,
+    )
+
+    papers = options.papers if options.papers is not None else [] if options.runs else ["soft", "inline"]
+    _check_accuracy(options, papers)
+    chosen = {key: value for key in ("batch", "device") if (value := getattr(options, key)) is not None}
+    stopwatch = Stopwatch(**chosen) if options.throughput else None
+    runs = run_points(options.runs, stopwatch=stopwatch)
+    points = published_points(papers)
+    if papers:
+        with Progress() as progress:
+            points += catalog_points(
+                papers, pattern=options.models or "*", stopwatch=stopwatch, hear=lambda name: progress.show("", name)
+            )
+    points += among_published(runs, papers) if options.imagenet else runs
+    rows = []
+    for point in points:
+        cost = [f"{point.parameters / 1e6:.1f}", number(None if point.macs is None else point.macs / 1e9, ".3g")]
+        speed = [number(point.per_second, ",.0f"), point.device or ""] if options.throughput else []
+        rows.append([point.name, *cost, f"{point.top1:.1f}", *speed, point.kind, point.source])
+    speed = ["img/s", "on"] if options.throughput else []
+    print(format_table(["model", "params M", "GMACs", "top-1 %", *speed, "numbers", "source"], rows))
+    content = {"points": [dataclasses.asdict(point) for point in points]}
+    _write(options, plot_accuracy(points, speed=options.throughput), content)
+
+
+def _check_accuracy(options: argparse.Namespace, papers: Sequence[str]) -> None:
+    """Refuse options that would have no effect."""
+    if not papers and not options.runs:
+        raise UserError("there is nothing to draw: name a paper by --papers, or runs by --runs")
+    if options.models is not None and not papers:
+        raise UserError("--models are those of the papers: name a paper by --papers")
+    if options.imagenet and not (options.runs and papers):
+        raise UserError("--imagenet draws runs beside published models: it needs --runs and --papers")
+    for name in ("batch", "device"):
+        if getattr(options, name) is not None and not options.throughput:
+            raise UserError(f"--{name} is for measuring: add --throughput")
+
+
+ANALYSES: dict[str, Callable[[argparse.Namespace], None]] = {
+    "heatmap": _heatmap,
+    "newton": _newton,
+    "spectrum": _spectrum,
+    "injectivity": _injectivity,
+    "locality": _locality,
+    "cost": _cost,
+    "accuracy": _accuracy,
+}
+
+
 # shared by all of them
 
 
 def _open(options: argparse.Namespace) -> "tuple[list[Subject], list[Picture]]":
     """Open the models, and the images that all of them are shown."""
-    from softline.analysis.subjects import choose_pictures, open_subjects
+    from softline.analysis.subjects import choose_pictures
+
+    subjects = _open_subjects(options)
+    return subjects, choose_pictures(subjects[0], options.images, options.count)
+
+
+def _open_subjects(options: argparse.Namespace) -> "list[Subject]":
+    from softline.analysis.subjects import open_subjects
 
     subjects = open_subjects(options.models, seed=options.seed)
     fresh = [subject.name for subject in subjects if not subject.trained]
     if fresh:
         print(f"random weights, nothing trained: {', '.join(fresh)}")
-    return subjects, choose_pictures(subjects[0], options.images, options.count)
+    return subjects
 
 
 def _each(subjects: "Sequence[Subject]", what: str = "") -> "Iterator[Subject]":
@@ -435,18 +334,3 @@ def _write(options: argparse.Namespace, figure: Any, content: dict[str, Any]) ->
     numbers = options.output / f"{options.kind}.json"
     write_json(numbers, {"command": options.command_line, **content})
     print(f"\nfigure: {', '.join(map(str, paths))}\nnumbers: {numbers}")
-
-
-def _point(text: str) -> tuple[float, float]:
-    try:
-        x, y = (float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected X,Y such as 0.5,0.3; got {text!r}") from None
-    return x, y
-
-
-def _heads(text: str) -> list[int | None]:
-    try:
-        return [None if part.strip() == "mean" else int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected heads from 0 or mean, separated by commas; got {text!r}") from None

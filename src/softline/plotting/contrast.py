@@ -1,4 +1,4 @@
-"""The contrast of a row of attention weights, which heat maps show as colour."""
+"""Scales of a row of attention weights, which heat maps show as colour."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,15 @@ def contrast(row: Tensor) -> Tensor:
     SOFT's weights may be negative. An even row is all zero.
     """
     difference = row - row.mean()
-    largest = difference.abs().max()
+    return _divided(difference, difference.abs().max(), row)
+
+
+def unit_scale(row: Tensor) -> Tensor:
+    """Weights from 0, the lowest of the row, to 1, the highest: [H, W]. An even row is all zero."""
+    return _divided(row - row.min(), row.max() - row.min(), row)
+
+
+def _divided(values: Tensor, largest: Tensor, row: Tensor) -> Tensor:
     # what remains of an even row is rounding error
     even = largest <= 1e-6 * row.abs().max()
-    return torch.zeros_like(difference) if even else difference / largest
+    return torch.zeros_like(values) if even else values / largest
