@@ -354,7 +354,7 @@ def test_commands_are_understood(arguments):
     options = parse(arguments)
     recipe, preset = (getattr(options, name, None) for name in ("recipe", "preset"))
     if preset is not None:
-        load_preset(preset, recipe, options.overrides)
+        load_preset(preset, recipe, options.overrides, scale=getattr(options, "scale", None) or "miniature")
     elif recipe in list_recipes():
         load_recipe(recipe, options.overrides)
     else:

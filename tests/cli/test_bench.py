@@ -99,6 +99,72 @@ def test_memory_prints_slopes_and_says_which_is_smallest(small_memory, tmp_path,
     assert paths[1].exists()
 
 
+@pytest.fixture
+def small_figure_5(monkeypatch):
+    """The networks of the figure on small images, with one narrow block in each stage."""
+    swin = {"embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1]}
+    deit = {"embed_dim": 8, "num_heads": 1, "depth": 1}
+    pvt = {"embed_dims": [8] * 4, "num_heads": [1] * 4, "depths": [1] * 4}
+    slim = {"inline_swin": swin, "inline_deit": deit, "inline_pvt": pvt}
+    create = cases.create_for_size
+    created = []
+
+    def create_slim(name, size, **options):
+        created.append((name, size, options))
+        changes = slim[name.rpartition("_")[0]]
+        own = {key: value for key, value in options.items() if key != "num_classes"}
+        # Swin's types of stages count its own blocks
+        types = {"stage_types": "IISS"} if "swin" in name else {}
+        return create(name, size, **{**own, **changes, **types, "num_classes": 2})
+
+    monkeypatch.setattr(cases, "create_for_size", create_slim)
+    monkeypatch.setattr(cases, "FIGURE_5_PIXELS", 64)
+    return created
+
+
+@pytest.mark.parametrize("panel", bench.PANELS)
+def test_a_panel_of_the_inline_figure_is_measured_in_pairs(panel, small_figure_5, tmp_path, capsys):
+    out = tmp_path / "rows.json"
+    sizes = {"runtime": "64", "windows": "4,8", "resolution": "32,64"}[panel]
+    quick = ["--rounds", "2", "--warm-ups", "1", "--sizes", sizes, "--json", str(out)]
+    assert main(["bench", "inline", panel, *quick]) == 0
+    written = json.loads(out.read_text())
+    names = list(dict.fromkeys(row["case"] for row in written["rows"]))
+    assert [f"inline_{name}" for name in names[::2]] == names[1::2]
+    assert all(len(row["rounds"]) == 2 and row["failure"] is None for row in written["rows"])
+    assert (written["options"]["panel"], written["options"]["warm_ups"]) == (panel, 1)
+    table = capsys.readouterr().out.partition("images per second")[2].splitlines()
+    for line, name in zip(table[1 : 1 + len(names)], names, strict=True):
+        assert line.startswith(name)
+        assert line.count("x)") == (len(sizes.split(",")) if name.startswith("inline_") else 0)
+    # the model of a pair is the same, with another attention
+    softmax = {(model, size) for model, size, options in small_figure_5 if options.get("attention") == "softmax"}
+    assert softmax == {(model, size) for model, size, _ in small_figure_5}
+
+
+def test_panels_have_the_sizes_and_windows_of_the_figure():
+    panels = cases.FIGURE_5
+    assert [panel.sizes for panel in panels.values()] == [(224,), (7, 14, 28, 56), (224, 384, 640, 1024)]
+    assert [len(panel.cases) for panel in panels.values()] == [12, 2, 2]
+    softmax, inline = (
+        next(module for module in case.build(14, cases.Setting()).module.modules() if hasattr(module, "window_size"))
+        for case in panels["windows"].cases
+    )
+    assert (softmax.window_size, inline.window_size) == (14, 14)
+
+
+def test_warm_ups_run_before_anything_is_measured():
+    calls = []
+
+    class Counted(cases.OperatorCase):
+        def build(self, size, setting):
+            work = super().build(size, setting)
+            return work._replace(function=lambda *inputs: calls.append(1) or work.function(*inputs))
+
+    cases.prepare(Counted("inline", 1, 8), 16, "infer", cases.Setting(warm_ups=3))
+    assert len(calls) == 3
+
+
 def test_an_interruption_keeps_what_was_measured(monkeypatch, tmp_path, capsys):
     def measure(self, case, size, mode, setting):
         if size == 64:
@@ -131,6 +197,8 @@ def test_an_interruption_keeps_what_was_measured(monkeypatch, tmp_path, capsys):
         (["layers", "--memory-limit", "0"], "--memory-limit must be more than 0 GiB, got 0"),
         (["layers", "--no-memory", "--memory-limit", "2"], "--no-memory cannot keep to a --memory-limit (got 2.0)"),
         (["layers", "--figure", "x.foo"], "--figure must end in .png, .svg, .pdf; got 'x.foo'"),
+        (["inline", "windows", "--warm-ups", "-1"], "--warm-ups must be at least 0, got -1"),
+        (["inline", "runtime", "--figure", "x.png"], "--figure draws cost against size: name several --sizes, got 224"),
         (["memory", "--figure", "x"], "--figure must end in .png, .svg, .pdf; got 'x'"),
         (["layers", "--device", "gpu"], "device must be cpu, cuda or cuda:N, got 'gpu'"),
         (["layers", "--sizes", "32", "--json", "/no/such/place/rows.json"], "no such directory: /no/such/place"),
@@ -158,3 +226,4 @@ def test_arguments_that_cannot_be_read_end_in_a_message(arguments, message, caps
 
 def test_names_on_the_help_page_are_those_of_the_library():
     assert (cases.MATH, tuple(cases.OPERATORS), tuple(cases.DTYPES)) == (bench.MATH, bench.OPERATORS, bench.DTYPES)
+    assert tuple(cases.FIGURE_5) == bench.PANELS

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from softline.cli import main
+from softline.cli.compare import comparison_table
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.events import Stepped
 from softline.engine.reading import load_recipe
@@ -74,9 +75,9 @@ def run_of(seed: int, score: float | None) -> Run:
     return Run(seed, 90, score, reason, curve, "top1")
 
 
-def row_of(name: str, *scores: float | None) -> VariantResult:
+def row_of(name: str, *scores: float | None, printed: float | None = None) -> VariantResult:
     cost = ModelCost(700_000, 6_000_000, 400_000, 500.0, 1500.0)
-    return VariantResult(name, {}, cost, tuple(run_of(seed, score) for seed, score in enumerate(scores)))
+    return VariantResult(name, {}, cost, tuple(run_of(seed, score) for seed, score in enumerate(scores)), printed)
 
 
 EXAMPLE = Comparison(
@@ -85,7 +86,7 @@ EXAMPLE = Comparison(
     "top1",
     "images",
     (0, 1),
-    (row_of("softmax", 0.8, 0.9), row_of("softpp", 0.7, None), row_of("linear", None, None)),
+    (row_of("softmax", 0.8, 0.9, printed=80.0), row_of("softpp", 0.7, None), row_of("linear", None, None)),
     {"batch_size": 8},
     {"cpu": "a processor", "threads": 1},
 )
@@ -100,7 +101,7 @@ def test_variants_of_a_preset_build_different_models(name):
     assert len({repr(model) for model in models.values()}) == len(preset.variants)
     images = torch.randn(2, 1, 28, 28)
     for model in models.values():
-        assert model(images).shape == (2, 10)
+        assert model.eval()(images).shape == (2, 10)
 
 
 def test_variants_differ_as_they_claim():
@@ -121,14 +122,32 @@ def test_variants_differ_as_they_claim():
     symmetric = models("symmetric")
     assert [attention(model).qkv.out_features // 32 for model in symmetric.values()] == [3, 2]
     pyramid = models("pyramid")
-    assert [len({stage.reduction for stage in model.stages}) for model in pyramid.values()] == [4, 4, 1]
-    assert size(pyramid["no-overlap"]) < size(pyramid["pyramid"])
+    assert [len({stage.reduction for stage in model.stages}) for model in pyramid.values()] == [1, 1, 4]
     assert size(pyramid["flat"]) == pytest.approx(size(pyramid["pyramid"]), rel=0.1)
+    overlap = models("overlap")
+    assert size(overlap["no-overlap"]) < size(overlap["overlap"])
+    landmarks = attention(models("gaussian")["soft"]).core.landmarks
+    # fewer than the 49 tokens
+    assert landmarks.plan.cap == (4, 4)
+    gradients = {name: attention(model).core.options["gradient"] for name, model in models("gradient").items()}
+    assert gradients == {name: name for name in ("one_step", "autograd")}
+    for name, model in models("softmax-maps").items():
+        assert (attention(model).operator.name, attention(model).core.phi.name) == ("softmax", name)
     for name, model in models("inline-kernels").items():
-        core = attention(model).core
-        feature_map = core.options["feature_map"] if name.startswith("linear") else core.feature_map
-        assert name == f"{attention(model).operator.name}-{feature_map}"
+        kernel, feature_map = name.split("-")
+        assert attention(model).operator.name == kernel
         assert attention(model).local is None
+        assert (getattr(attention(model).core, "affine", None) is not None) == (name == "linear-affine_relu")
+        if kernel == "inline":
+            assert attention(model).core.feature_map == feature_map
+        elif feature_map != "affine_relu":
+            assert attention(model).core.options["feature_map"] == feature_map
+    for name, model in models("inline-windows").items():
+        side, residual = name.split("x")[0], name.endswith("-residual")
+        assert attention(model).window_size == int(side)
+        assert (attention(model).attention.local is not None) == residual
+    for name, model in models("linear-attentions").items():
+        assert {block.attn.operator.name for stage in model.stages for block in stage.blocks} == {name}
     residual = {name: attention(model).local is not None for name, model in models("inline-residual").items()}
     assert [name for name, has in residual.items() if has] == ["inline-residual", "softmax-residual"]
 
@@ -189,7 +208,7 @@ def test_every_variant_is_trained_with_every_seed(recipe, tmp_path):
 
 
 def test_variants_share_the_images_of_the_base(recipe, tmp_path):
-    flat = PRESETS["pyramid"].variants[2]
+    flat = PRESETS["pyramid"].variants[1]
     options = {**flat.changes["model"]["options"], "embed_dim": 8, "num_heads": 1, "depth": 1}
     # what only the pyramid takes
     plain = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, options={"in_chans": 1}))
@@ -325,6 +344,21 @@ def test_mean_and_spread_leave_diverged_seeds_out():
     assert EXAMPLE.to_dict()["rows"][1]["scores"] == [0.7, None]
 
 
+def test_numbers_of_the_paper_stand_beside_the_results():
+    softmax, softpp = comparison_table(EXAMPLE).splitlines()[1:3]
+    assert softmax.split()[-1] == "80.0"
+    assert softpp.split()[-1] == "-"
+    without = dataclasses.replace(EXAMPLE, rows=EXAMPLE.rows[1:])
+    assert "paper" not in comparison_table(without)
+
+
+def test_results_written_before_papers_were_quoted_are_read():
+    content = EXAMPLE.to_dict()
+    for row in content["rows"]:
+        del row["printed_top1"]
+    assert Comparison.from_dict(content).rows[1:] == EXAMPLE.rows[1:]
+
+
 def test_a_comparison_is_drawn(tmp_path):
     plot_comparison(EXAMPLE, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -332,8 +366,9 @@ def test_a_comparison_is_drawn(tmp_path):
 
 def test_variants_have_different_colours():
     for preset in PRESETS.values():
-        names = [variant.name for variant in preset.variants]
-        assert len(set(comparison_colors(names).values())) == len(names)
+        for variants in (preset.variants, preset.paper):
+            names = [variant.name for variant in variants]
+            assert len(set(comparison_colors(names).values())) == len(names)
 
 
 # other tasks
@@ -385,6 +420,7 @@ def test_compare_lists_presets(capsys):
     for name, preset in PRESETS.items():
         assert name in printed
         assert preset.reference in printed
+        assert all(variant.name in printed for variant in (*preset.variants, *preset.paper))
 
 
 @pytest.mark.parametrize(

@@ -137,10 +137,17 @@ def figure(name: str, description: str) -> str:
 def presets(_: str = "") -> str:
     """Return a table of the presets of `softline compare`."""
     rows = [
-        [f"`{preset.name}`", preset.reference, ", ".join(variant.name for variant in preset.variants), preset.title]
+        [
+            f"`{preset.name}`",
+            preset.reference,
+            ", ".join(variant.name for variant in preset.variants),
+            ", ".join(variant.name for variant in preset.paper) or "-",
+            preset.title,
+        ]
         for preset in PRESETS.values()
     ]
-    return described_table(["preset", "in the papers", "variants", "what is compared"], rows)
+    header = ["preset", "in the papers", "in miniature", "at the paper's scale", "what is compared"]
+    return described_table(header, rows)
 
 
 def operator_reference() -> str:

@@ -11,6 +11,7 @@ from softline.checks import check_at_least, check_option
 from softline.cli.arguments import Parser, add_attentions, check_parent, integers, names
 from softline.cli.bench_tables import CostTable, growth_text, memory_table
 from softline.cli.progress import Progress
+from softline.cli.table import format_table, rate
 from softline.errors import UserError
 from softline.files import write_json
 
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
 
 AddKind = Callable[..., Parser]
 MODES: "dict[str, tuple[Mode, ...]]" = {"infer": ("infer",), "train": ("train",), "both": ("infer", "train")}
-# names of softline.measure.cases: MATH, OPERATORS and DTYPES
+# names of softline.measure.cases: MATH, OPERATORS, DTYPES and FIGURE_5
 MATH = "softmax-math"
 OPERATORS = (
     *("softmax", MATH, "soft", "softpp", "inline", "angular", "efficient", "focused", "gaussian", "hydra", "linear"),
     *("linformer", "nystrom", "performer", "reformer"),
 )
 DTYPES = ("float32", "bfloat16", "float16")
+PANELS = ("runtime", "windows", "resolution")
+# forward passes of the release's speed measurement
+RELEASE_WARM_UPS, RELEASE_ROUNDS = 50, 30
 # share of the available memory that one measured process may take
 LIMIT_SHARE = 0.9
 # quadratic in memory, and no baseline
@@ -46,6 +50,7 @@ def add_arguments(parser: Parser) -> None:
               softline bench layers --sizes 224,448
               softline bench models softpp_tiny vit_small_patch16_224 --sizes 224,512 --json models.json
               softline bench memory --figure memory.png
+              softline bench inline windows --rounds 5 --warm-ups 1
             """,
     )
     add_kind = parser.sub_commands("kind", "WHAT")
@@ -54,6 +59,7 @@ def add_arguments(parser: Parser) -> None:
     _add_models(add_kind)
     _add_sequences(add_kind)
     _add_memory(add_kind)
+    _add_inline(add_kind)
 
 
 def _add_ops(add_kind: AddKind) -> None:
@@ -136,7 +142,35 @@ def _add_memory(add_kind: AddKind) -> None:
     )
     _add_sizes(parser, "--steps", "P,...", list(range(1, 9)), "multiples p of 784 tokens")
     _add_machine(parser, mode="train")
+    _add_memory_limit(parser)
     parser.set_defaults(run=run, cases=_vit_cases, rounds=0, compile=False, baseline=None, no_memory=False)
+
+
+def _add_inline(add_kind: AddKind) -> None:
+    parser = add_kind(
+        "inline",
+        help="Fig. 5 of the InLine paper: speed of PVT, Swin and DeiT with softmax and InLine attention",
+        description="Measure one panel of the figure. runtime: PVT and Swin of all sizes on images of 224 pixels; "
+        "windows: Swin-T on such images with growing windows; resolution: DeiT-T on growing images. The models with "
+        "softmax attention are softline's too and differ in the attention and its heads alone. Memory is not measured.",
+    )
+    parser.add_argument("panel", choices=PANELS, metavar="PANEL", help=f"one of {', '.join(PANELS)}")
+    parser.add_argument(
+        "--sizes",
+        type=integers,
+        metavar="N,...",
+        help="image sides in pixels, or sides of windows in tokens (default: those of the figure)",
+    )
+    parser.add_argument(
+        "--warm-ups",
+        type=int,
+        default=RELEASE_WARM_UPS,
+        metavar="N",
+        help=f"runs of each model before it is timed (default: {RELEASE_WARM_UPS}, as in the release)",
+    )
+    _add_time(parser, rounds=RELEASE_ROUNDS)
+    _add_machine(parser, mode="infer")
+    parser.set_defaults(run=run, cases=_inline_cases, no_memory=True, memory_limit=None)
 
 
 def _add_sizes(parser: Parser, flag: str, metavar: str, default: list[int], what: str) -> None:
@@ -147,11 +181,18 @@ def _add_sizes(parser: Parser, flag: str, metavar: str, default: list[int], what
 
 
 def _add_common(parser: Parser, *, mode: str) -> None:
-    parser.add_argument("--baseline", metavar="NAME", help="case that speeds are compared with (default: the first)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how often each case is timed (default: 5)")
-    parser.add_argument("--compile", action="store_true", help="use torch.compile; the time to compile does not count")
+    _add_time(parser, rounds=5)
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory, and start no processes")
     _add_machine(parser, mode=mode)
+    _add_memory_limit(parser)
+
+
+def _add_time(parser: Parser, *, rounds: int) -> None:
+    parser.add_argument("--baseline", metavar="NAME", help="case that speeds are compared with (default: the first)")
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, metavar="N", help=f"how often each case is timed (default: {rounds})"
+    )
+    parser.add_argument("--compile", action="store_true", help="use torch.compile; the time to compile does not count")
 
 
 def _add_machine(parser: Parser, *, mode: str) -> None:
@@ -165,15 +206,18 @@ def _add_machine(parser: Parser, *, mode: str) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="weights and inputs (default: float32)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="number of torch's threads (default: torch's choice)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the measurements to this file after every row")
+    parser.add_argument(
+        "--figure", type=Path, metavar="PATH", help="draw the measurements (.png, .svg or .pdf; needs matplotlib)"
+    )
+
+
+def _add_memory_limit(parser: Parser) -> None:
     parser.add_argument(
         "--memory-limit",
         type=float,
         metavar="GIB",
         help=f"largest memory of one row (default: {LIMIT_SHARE:.0%} of what is available)".replace("%", "%%"),
-    )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the measurements to this file after every row")
-    parser.add_argument(
-        "--figure", type=Path, metavar="PATH", help="draw the measurements (.png, .svg or .pdf; needs matplotlib)"
     )
 
 
@@ -220,6 +264,15 @@ def _vit_cases(options: argparse.Namespace) -> "list[Case]":
     return [VitCase(name) for name in chosen]
 
 
+def _inline_cases(options: argparse.Namespace) -> "list[Case]":
+    from softline.measure.cases import FIGURE_5
+
+    panel = FIGURE_5[options.panel]
+    if options.sizes is None:
+        options.sizes = list(panel.sizes)
+    return list(panel.cases)
+
+
 # the command
 
 
@@ -254,6 +307,10 @@ def _check(options: argparse.Namespace, cases: "Sequence[Case]") -> None:
             check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), least)
     if options.kind != "memory":
         check_at_least("--rounds", options.rounds, 1)
+    if options.kind == "inline":
+        check_at_least("--warm-ups", options.warm_ups, 0)
+        if options.figure is not None and len(set(options.sizes)) == 1:
+            raise UserError(f"--figure draws cost against size: name several --sizes, got {options.sizes[0]}")
     check_device(options.device)
     _check_memory(options)
     _check_figure(options.figure)
@@ -321,7 +378,7 @@ def _results(options: argparse.Namespace, cases: "Sequence[Case]", meter: "Proce
     shared["sizes"] = sorted(set(options.sizes))
     # for one row, beyond what its process has at its start
     shared["memory_limit_bytes"] = None if meter is None else meter.limit
-    for name in ("heads", "head_dim", "dim"):
+    for name in ("heads", "head_dim", "dim", "panel", "warm_ups"):
         if hasattr(options, name):
             shared[name] = getattr(options, name)
     machine = dict(environment(options.device))
@@ -371,7 +428,9 @@ def _measure(
             cases,
             results.options["sizes"],
             modes=MODES[options.mode],
-            setting=Setting(options.batch, options.dtype, options.device, options.compile),
+            setting=Setting(
+                options.batch, options.dtype, options.device, options.compile, getattr(options, "warm_ups", 0)
+            ),
             rounds=options.rounds,
             meter=meter,
             baseline=options.baseline,
@@ -397,12 +456,35 @@ def _finish(options: argparse.Namespace, results: "Results") -> None:
             print(f"{mode}\n{memory_table(rows, growths)}")
     elif text := growth_text(results.growths()):
         print(f"\n{text}")
+    if options.kind == "inline":
+        print(f"\n{_speeds(options, results)}")
     if options.json is not None:
         write_json(options.json, results.to_dict())
         print(f"measurements: {options.json}")
     if options.figure is not None and any(row.failure is None for row in results.rows):
         _draw(options, results)
         print(f"figure: {options.figure}")
+
+
+def _speeds(options: argparse.Namespace, results: "Results") -> str:
+    """Format images per second, and in brackets how many times as fast InLine makes the same model."""
+    from softline.measure.turns import Timing
+
+    rows = {(row.case, row.mode, row.size): row for row in results.rows if row.milliseconds is not None}
+    sizes = {row.size: row.label.removesuffix(" tokens") for row in results.rows}
+
+    def cell(name: str, mode: "Mode", size: int) -> str:
+        row, other = rows.get((name, mode, size)), rows.get((name.removeprefix("inline_"), mode, size))
+        if row is None or row.milliseconds is None:
+            return "failed"
+        speed = rate(1e3 * options.batch / row.milliseconds)
+        if other is None or other is row:
+            return speed
+        return f"{speed} ({Timing(row.rounds).ratio_to(Timing(other.rounds)):.2f}x)"
+
+    named = dict.fromkeys((row.case, row.mode) for row in results.rows)
+    lines = [[name, mode, *(cell(name, mode, size) for size in sizes)] for name, mode in named]
+    return format_table(["images per second", "", *sizes.values()], lines, left=2)
 
 
 def _draw(options: argparse.Namespace, results: "Results") -> None:
@@ -412,4 +494,5 @@ def _draw(options: argparse.Namespace, results: "Results") -> None:
     if options.kind == "memory" and options.mode != "both":
         plot_memory(results.rows, options.figure, title=f"12 layers, 384 channels, 12 heads, 49 landmarks; {on}")
     else:
-        plot_costs(results.rows, options.figure, title=f"softline bench {options.kind}; {on}")
+        what = f"inline {options.panel}" if options.kind == "inline" else options.kind
+        plot_costs(results.rows, options.figure, title=f"softline bench {what}; {on}")

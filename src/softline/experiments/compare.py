@@ -18,7 +18,7 @@ from softline.engine.reading import to_dict
 from softline.engine.recipe import Recipe
 from softline.engine.task import build_task, definition_of
 from softline.errors import UserError
-from softline.experiments.model_cost import ModelCost, measure_costs
+from softline.experiments.model_cost import CountedCost, ModelCost, count_cost, measure_costs
 from softline.experiments.presets import Variant, check_variants, variant_recipe
 from softline.experiments.runs import Finished, NotifyRun, check_seeds, run_once, train_or_diverge
 from softline.experiments.workers import Send, run_in_processes
@@ -63,6 +63,8 @@ class VariantResult:
     changes: dict[str, Any]
     cost: ModelCost
     runs: tuple[Run, ...]
+    printed_top1: float | None = None
+    """What the paper prints for it, in percent."""
 
     @property
     def scores(self) -> list[float | None]:
@@ -92,7 +94,7 @@ class VariantResult:
 class Comparison:
     title: str
     reference: str
-    """The table of a paper that it repeats at a small scale, if any."""
+    """The table of a paper that it repeats, and at what scale; empty if none."""
     metric: str
     """Name of the metric that scores are, such as top1 or mIoU."""
     unit: str
@@ -143,7 +145,7 @@ def compare(
     """
     _check(variants, seeds, jobs)
     base = definition_of(recipe).settled(recipe)
-    recipes = {variant.name: variant_recipe(base, variant) for variant in variants}
+    recipes = _recipes(base, variants)
     # before the trainings: what cannot be built fails at once
     task = build_task(next(iter(recipes.values())).without_weights())
     costs = measure_costs(recipes, task)
@@ -159,11 +161,38 @@ def compare(
             variant.changes,
             costs[variant.name],
             tuple(run for plan, run in zip(planned, runs, strict=True) if plan.name == variant.name),
+            variant.printed.top1,
         )
         for variant in variants
     )
     described = dict(environment())
     return Comparison(title, reference, task.monitor, task.unit, tuple(seeds), rows, to_dict(base), described)
+
+
+def count_costs(
+    recipe: Recipe,
+    variants: Sequence[Variant],
+    *,
+    classes: int | None = None,
+    progress: Callable[[str, int], None] = lambda *_: None,
+) -> dict[str, CountedCost]:
+    """Count what the models of all variants, which must classify images, cost; nothing is trained.
+
+    classes: number of classes; None opens the data of the recipe to know it.
+    progress: receives the name of the next variant and the number of those before it.
+    """
+    check_variants(variants)
+    recipes = _recipes(definition_of(recipe).settled(recipe), variants)
+    facts = build_task(recipe.without_weights()).facts() if classes is None else {"classes": range(classes)}
+    costs: dict[str, CountedCost] = {}
+    for name, changed in recipes.items():
+        progress(name, len(costs))
+        costs[name] = count_cost(changed, facts)
+    return costs
+
+
+def _recipes(base: Recipe, variants: Sequence[Variant]) -> dict[str, Recipe]:
+    return {variant.name: variant_recipe(base, variant) for variant in variants}
 
 
 def metric_label(metric: str) -> str:
@@ -241,4 +270,5 @@ def _read_run(content: Mapping[str, Any], metric: str) -> Run:
 
 def _read_row(content: Mapping[str, Any]) -> VariantResult:
     runs = tuple(_read_run(run, run["metric"]) for run in content["runs"])
-    return VariantResult(content["name"], content["changes"], ModelCost(**content["cost"]), runs)
+    cost = ModelCost(**content["cost"])
+    return VariantResult(content["name"], content["changes"], cost, runs, content.get("printed_top1"))

@@ -28,7 +28,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
     for axis in axes[0]:
         tidy(axis)
     seeds = "1 seed" if len(comparison.seeds) == 1 else f"{len(comparison.seeds)} seeds"
-    reference = f"{comparison.reference} in miniature, " if comparison.reference else ""
+    reference = f"{comparison.reference}, " if comparison.reference else ""
     figure.suptitle(f"{comparison.title} ({reference}{seeds})", x=0.01, ha="left", fontsize=12)
     figure.savefig(path, dpi=160)
     plotting().close(figure)

@@ -4,17 +4,25 @@ import itertools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from torch import nn
 from torch.utils.data import IterableDataset
 
 from softline.engine.recipe import Recipe
 from softline.engine.task import Task, definition_of
-from softline.measure.counting import count_macs, cuda_peak_bytes, peak_bytes
+from softline.errors import UserError
+from softline.measure.counting import count_macs, count_operations, cuda_peak_bytes, peak_bytes
 from softline.measure.turns import take_turns
+from softline.tasks.classification.recipe import ClassificationRecipe
+from softline.tasks.images import image_settings
+
+# of an image in ImageNet's usual size
+PIXELS = 224 * 224
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,54 @@ class ModelCost:
     """Peak memory of a training step beyond the weights, divided by the samples of the step."""
     train_per_second: float
     infer_per_second: float
+
+
+@dataclass(frozen=True)
+class CountedCost:
+    """Costs that are counted, without the data of the recipe and whatever else the machine does."""
+
+    parameters: int
+    macs: int
+    """Multiply-adds of one image in the forward pass, with Newton's iterations."""
+    newton_macs: int
+    """Those of Newton's iterations."""
+    image_bytes: int
+    """Memory that a further image of the batch takes in a training step, on the CPU in float32."""
+
+
+def count_cost(recipe: Recipe, facts: Mapping[str, Any]) -> CountedCost:
+    """Count what an image classifier costs; its data is not opened.
+
+    facts: what its network must know of the data, see `softline.engine.task.Task.facts`; for a classifier the names of
+        the classes.
+    """
+    if not isinstance(recipe, ClassificationRecipe):
+        raise UserError(f"costs can be counted without data for classifiers of images only, got task {recipe.task}")
+    definition = definition_of(recipe)
+    with torch.device("meta"):
+        counted = definition.network(recipe, facts)
+    settings = image_settings(counted, recipe.data)
+    shape = (len(settings["mean"]), settings["image_size"], settings["image_size"])
+    macs, newton = count_operations(counted, torch.empty(1, *shape, device="meta"))
+    model = definition.network(recipe, facts).train()
+    for parameter in model.parameters():
+        # gradients, which do not grow with the batch, would hide what the images of a small one take
+        parameter.register_post_accumulate_grad_hook(_free)
+    # enough small images that the memory of the layers, which does not grow with them, does not matter
+    few = max(2, 2 * PIXELS // (shape[1] * shape[2]))
+    more = few + few // 2
+    peaks = {count: peak_bytes(partial(_step, model, torch.randn(count, *shape))) for count in (few, more)}
+    image_bytes = (peaks[more] - peaks[few]) // (more - few)
+    return CountedCost(sum(parameter.numel() for parameter in model.parameters()), macs, newton, image_bytes)
+
+
+def _step(model: nn.Module, images: torch.Tensor) -> None:
+    labels = torch.zeros(len(images), dtype=torch.long)
+    F.cross_entropy(model(images), labels).backward()
+
+
+def _free(parameter: torch.Tensor) -> None:
+    parameter.grad = None
 
 
 def measure_costs(recipes: Mapping[str, Recipe], task: Task, *, rounds: int = 3) -> dict[str, ModelCost]:

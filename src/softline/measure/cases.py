@@ -388,7 +388,7 @@ class WindowCase:
         return size * size
 
     def label(self, size: int) -> str:
-        return f"{size}x{size} = {size * size:,} tokens"
+        return f"{size}x{size} tokens"
 
     def warm_up_size(self, size: int) -> int:
         return size
@@ -413,14 +413,13 @@ class SpeedPanel(NamedTuple):
 
 
 def _figure_5() -> dict[str, SpeedPanel]:
-    # InLine halves the heads of PVT and DeiT; their own numbers of heads are the original ones
+    # PVT and DeiT have fewer heads than with InLine attention, as in the original papers
     pvt = {"attention": "softmax", "num_heads": [1, 2, 5, 8]}
     runtime: list[Case] = []
     for size in ("small", "medium", "large"):
         runtime += [ModelCase(f"pvt_{size}", f"inline_pvt_{size}", pvt)]
         runtime += [ModelCase(f"inline_pvt_{size}", f"inline_pvt_{size}")]
     for size in ("tiny", "small", "base"):
-        # the types of its stages are those of the blocks that are not softmax
         runtime += [ModelCase(f"swin_{size}", f"inline_swin_{size}", {"attention": "softmax"})]
         runtime += [ModelCase(f"inline_swin_{size}", f"inline_swin_{size}")]
     deit = ModelCase("deit_tiny", "inline_deit_tiny", {"attention": "softmax", "num_heads": 3})

@@ -12,7 +12,7 @@ from softline.measure.measuring import Group, Row
 class Results:
     """Collects rows while the command runs.
 
-    kind: ops, layers, models, sequences or memory.
+    kind: ops, layers, models, sequences, memory or inline.
     command: the command as typed.
     options: what all rows have in common: batch, dtype, ...
     """
