@@ -13,7 +13,7 @@ def x(tokens: int = 35, dim: int = 32) -> torch.Tensor:
     [
         ("soft", {}, {"iterations": 2}),
         ("soft", {"iterations": 3}, {"iterations": 3, "start": "halving"}),
-        ("soft", {"iterations": 3}, {"iterations": 3, "inverse": "pinv"}),
+        ("soft", {"iterations": 3}, {"inverse": "pinv"}),
         ("soft", {"ridge": 0.1, "iterations": 3}, {"ridge": 0.1, "inverse": "cholesky"}),
         ("softpp", {}, {"ridge": 0.1}),
         ("softpp", {}, {"normalize": False}),
