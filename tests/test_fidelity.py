@@ -41,6 +41,10 @@ SOFT_ROWS, INLINE_ROWS = (rows(part) for part in PAGE.split("\n## InLine\n"))
 
 def test_everything_in_both_papers_has_a_row():
     assert [row[0] for row in SOFT_ROWS] == SOFT
+    # the equations of the appendices are named with them
+    ranges = [re.search(r"Eqs\. (\d+) to (\d+)", row[1]) for row in SOFT_ROWS if row[0].startswith("Appendix")]
+    named = [number for found in ranges if found for number in range(int(found[1]), int(found[2]) + 1)]
+    assert named == list(range(18, 40))
     assert [row[0] for row in INLINE_ROWS] == INLINE
 
 

@@ -3,6 +3,7 @@ import timm
 
 from softline.analysis.accuracy import (
     GROUPS,
+    OTHER_NETWORKS,
     Stopwatch,
     among_published,
     catalog_points,
@@ -63,9 +64,24 @@ def test_softlines_models_have_counted_costs_and_published_accuracy():
     assert seen == ["softpp_tiny"]
     assert (point.parameters, point.macs, point.kind) == (card.parameters, card.macs, "counted")
     assert 0 < point.newton_macs < point.macs
+    assert point.macs_without_newton == card.macs - card.newton_macs
+    (drawn,) = plot_accuracy([point]).axes[1].lines
+    # the paper says 1.9
+    assert drawn.get_xdata() == pytest.approx([1.93], abs=0.005)
     assert (point.family, point.top1, point.group) == ("SOFT++", 80.9, GROUPS["soft"])
     # the speed on another device does not become softline's
     assert point.per_second is None
+
+
+def test_accuracies_of_other_networks_are_not_given_to_softlines_models():
+    seen = []
+    catalog_points(["soft"], pattern="soft*_release_[st]*", hear=seen.append)
+    assert seen == ["soft_release_tiny", "softpp_release_tiny"]
+    for name in OTHER_NETWORKS:
+        (row,) = [row for row in PUBLISHED if row.model == name]
+        assert (row.parameters, describe(name).parameters) == (24e6, pytest.approx(38.9e6, abs=0.05e6))
+        with pytest.raises(ValueError, match=f"the published accuracy of {name} belongs to another network"):
+            catalog_points(["soft"], pattern=name)
 
 
 def test_runs_bring_their_own_accuracy_and_cost(runs):
@@ -108,7 +124,7 @@ def test_the_figure_has_a_row_for_each_group_and_panels_of_speed_on_request(runs
     points = [*published_points(["soft", "inline"]), *run_points([str(runs / "softpp")])]
     plain = plot_accuracy(points)
     labels = [axis.get_xlabel() for axis in plain.axes if axis.get_xlabel()]
-    assert labels == ["parameters [millions]", "multiply-adds [billions]"] * 3
+    assert labels == ["parameters [millions]", "multiply-adds without Newton's iterations [billions]"] * 3
     assert [axis.get_title(loc="left") for axis in plain.axes[::3]] == [*GROUPS.values(), points[-1].group]
     fast = plot_accuracy(points, speed=True)
     # nothing was measured here

@@ -7,6 +7,7 @@ from torch import nn
 
 from softline.attention.hooks import uncapped_landmarks
 from softline.attention.soft import SoftCore
+from softline.backbones import MODEL_NAMES
 from softline.backbones.cswin import StripAttention
 from softline.backbones.swin import PositionBiasAttention
 from softline.layers.local import LocalResidual
@@ -25,9 +26,8 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 
 def build(name: str, **options) -> nn.Module:
     known = dict(FAMILIES.get(name, {}))
-    if options.get("attention", "inline") != "softmax":
-        # only softmax blocks have strips
-        known.pop("strips", None)
+    # only softmax blocks have strips, and their windows have a name of their own
+    known.pop("window_size" if options.get("attention", "inline") == "softmax" else "strips", None)
     return timm.create_model(name, num_classes=3, **{**known, **options}).eval()
 
 
@@ -87,7 +87,7 @@ def test_every_stage_has_as_many_landmarks_as_asked_for(count):
         ("inline_micro", {"attention": "nystrom", "attention_options": {"max_landmarks": 9}}, "=9 has no effect"),
         ("inline_swin_tiny", {"attention": "soft", "attention_options": {"max_landmarks": 9}}, "=9 has no effect"),
         ("inline_cswin_tiny", {"attention": "soft", "attention_options": {"max_landmarks": 40}}, "=40 has no effect"),
-        ("softpp_tiny", {"max_landmarks": "ration"}, "max_landmarks must be one of ratio; got 'ration'"),
+        ("softpp_tiny", {"max_landmarks": "ration"}, "max_landmarks must be a number, .* or \"ratio\", got 'ration'"),
         ("softpp_micro", {"attention": "inline", "sampling": "random"}, "sampling='random' has no effect: inline"),
         (
             "softpp_tiny",
@@ -108,10 +108,24 @@ def test_every_stage_has_as_many_landmarks_as_asked_for(count):
         (
             "softpp_micro",
             {"attention_options": {"inverse": "pinv", "start": "halving"}},
-            "start='halving' has no effect",
+            "start='halving' needs inverse=",
         ),
         ("softpp_release_tiny", {"attention_options": {"ridge": 0.1}}, 'start="release" .* ridge <= 0 for SOFT'),
         ("soft_release_tiny", {"attention_options": {"ridge": 0.1}}, 'start="release" .* ridge <= 0.05 for SOFT '),
+        ("softpp_tiny", {"landmarks": 36, "attention_options": {"max_landmarks": 5}}, "landmarks=36 has no effect"),
+        ("softpp_tiny", {"landmarks": 36, "attention_options": {"ratio": 8}}, "landmarks=36 already determines ratio"),
+        ("softpp_tiny", {"ratios": (4, 4, 2, 1), "attention_options": {"ratio": 8}}, "attention_options sets ratio=8"),
+        ("softpp_micro", {"sampling": "conv", "attention_options": {"sampling": "random"}}, "sampling='conv' has no"),
+        ("inline_swin_small", {"attention": "softpp", "stage_types": "SSSS"}, "attention='softpp' has no effect"),
+        ("inline_cswin_small", {"attention": "softpp", "stage_types": "SSSS"}, "attention='softpp' has no effect"),
+        ("inline_swin_small", {"attention": "softmax", "window_size": 28}, "window_size=28 has no effect"),
+        ("inline_micro", {"attention_options": {"local_residual": False, "local_kernel": 5}}, "local_kernel=5 has no"),
+        (
+            "soft_release_tiny",
+            {"attention": ["soft", "softpp", "soft", "softmax"]},
+            "as one of soft and softpp",
+        ),
+        ("soft_release_tiny", {"attention_options": {"normalize": True}}, "normalize=True would make soft another"),
     ],
 )
 def test_settings_without_effect_and_landmarks_that_cannot_be_had_are_refused(name, options, message):
@@ -141,6 +155,8 @@ def test_options_of_a_released_model_are_added_to_its_own():
     assert (changed["start"], changed["gradient"]) == ("release", "one_step")
     direct = options("softpp_release_tiny", attention_options={"inverse": "cholesky", "ridge": 1e-5})
     assert (direct["inverse"], direct["ridge"], direct["gradient"]) == ("cholesky", 1e-5, "one_step")
+    # in a list too, stage 4 being softmax
+    assert options("softpp_release_tiny", attention=["softpp"] * 3 + ["softmax"]) == options("softpp_release_tiny")
     # another attention has no options of the release
     assert build("soft_release_tiny", attention="inline")(torch.randn(1, 3, 64, 64)).shape == (1, 3)
 
@@ -205,6 +221,18 @@ def test_softmax_blocks_of_swin_and_cswin_take_the_options(family):
     logits = changed(torch.randn(2, 3, 72, 40))
     logits.square().sum().backward()
     assert all(parameter.grad is not None for parameter in changed.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in MODEL_NAMES if "swin" in name])
+def test_every_swin_and_cswin_does_without_softmax_blocks_and_without_others(name):
+    """The models' own strips, windows and types of stages give way."""
+    for options in ({"stage_types": "IIII"}, {"attention": ["softpp"] * 4}, {"attention": "softmax"}):
+        model = timm.create_model(name, device="meta", **options)
+        blocks = [block.attn for stage in model.stages for block in stage.blocks]
+        kinds = {type(getattr(block, "attention", block)) for block in blocks}
+        softmax = kinds & {PositionBiasAttention, StripAttention}
+        assert len(kinds) == 1
+        assert bool(softmax) == (options == {"attention": "softmax"})
 
 
 @torch.no_grad()

@@ -216,7 +216,9 @@ def test_recipe_builds_what_it_names(name):
 def test_learning_rate_runs_through_the_published_numbers(name):
     recipe, published = packaged(name), PUBLISHED[name]
     epochs, warmup, cooldown = published.epochs
-    optimizer = create_optimizer(torch.nn.Linear(2, 2), recipe.optimizer, lr_scale=recipe.lr_scale)
+    # a linear layer has no position embedding
+    plain = dataclasses.replace(recipe.optimizer, decay_positions=False)
+    optimizer = create_optimizer(torch.nn.Linear(2, 2), plain, lr_scale=recipe.lr_scale)
     schedule = create_schedule(optimizer, recipe.schedule, steps_per_epoch=100, lr_scale=recipe.lr_scale)
 
     def lr_after(epoch: float) -> float:
@@ -288,6 +290,16 @@ def test_position_embeddings_of_timm_decay_too():
     )
     left = {key for key, value in model.named_parameters() if value.ndim > 1 and any(value is p for p in undecayed)}
     assert left == {"cls_token"}
+
+
+@pytest.mark.parametrize("name", ["inline_swin_tiny", "inline_cswin_tiny", "resnet18", "vit_base_patch16_rope_224"])
+@pytest.mark.parametrize("layer_decay", [None, 0.9])
+def test_position_embeddings_that_do_not_exist_cannot_decay(name, layer_decay):
+    model = timm.create_model(name, device="meta")
+    recipe = dataclasses.replace(packaged("imagenet_soft").optimizer, layer_decay=layer_decay)
+    with pytest.raises(ValueError, match=r"decay_positions: true has no effect on a model without position embeddings"):
+        create_optimizer(model, recipe)
+    create_optimizer(model, dataclasses.replace(recipe, decay_positions=False))
 
 
 @pytest.mark.parametrize(

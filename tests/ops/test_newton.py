@@ -181,3 +181,5 @@ def test_the_start_may_be_a_number():
     alpha = torch.tensor(0.01, dtype=A.dtype).reshape(1, 1, 1, 1)
     expected = closed_form(A, alpha, 12)
     torch.testing.assert_close(newton_inverse(A, iterations=12, start=alpha).inverse, expected, rtol=1e-7, atol=1e-7)
+    with pytest.raises(ValueError, match=r"start must be .* broadcasts to \(2, 3, 1, 1\), got \(3,\)"):
+        newton_inverse(A, start=alpha.new_ones(3))

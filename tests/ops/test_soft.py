@@ -215,12 +215,12 @@ def test_bad_scales_are_named(scale):
         soft_attention(q, z, v, normalize=True, scale=scale)
 
 
-@pytest.mark.parametrize("inverse", ["pinv", "newton"])
+@pytest.mark.parametrize("inverse", [{"inverse": "pinv"}, {"inverse": "newton", "iterations": 60}])
 def test_landmark_of_several_cells_counts_as_often_as_it_would_stand_there(inverse):
     """Four equal landmarks in a row are one that stands for four."""
     q, v = torch.randn(2, 2, 30, 8, dtype=torch.double), torch.randn(2, 2, 30, 8, dtype=torch.double)
     landmarks = 2 * torch.randn(2, 2, 3, 8, dtype=torch.double)
-    options = {"normalize": True, "inverse": inverse, "iterations": 60}
+    options = {"normalize": True, **inverse}
     repeated = soft_attention(q, landmarks.repeat_interleave(4, dim=2), v, **options)
     counted = soft_attention(q, landmarks, v, cells=torch.tensor([4.0]), **options)
     torch.testing.assert_close(counted, repeated, rtol=1e-8, atol=1e-10)
@@ -350,6 +350,9 @@ def test_the_start_of_the_releases(normalize, ridge):
             {"inverse": "pinv", "gradient": "autograd"},
             r'gradient=\'autograd\' needs inverse="newton" .* got inverse=\'pinv\'',
         ),
+        ({"inverse": "pinv", "iterations": 3}, 'iterations=3 needs inverse="newton" .* got inverse=.pinv'),
+        ({"inverse": "pinv", "start": "release"}, "start='release' needs inverse="),
+        ({"cells": torch.ones(1)}, "cells count in the degrees of SOFT.. alone"),
         ({"gradient": "two_step"}, "gradient must be one of autograd, one_step; got 'two_step'"),
         ({"start": "released"}, "start must be one of halving, norm, release; got 'released'; did you mean 'release'"),
         ({"start": "release", "ridge": 0.1}, 'start="release" is chosen before the ridge .* got ridge=0.1'),

@@ -10,6 +10,7 @@ from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
 from softline.checks import check_option
+from softline.errors import UserError
 from softline.layers.grid import GridSize
 from softline.layers.local import LocalResidual
 from softline.ops.inputs import Impl, narrow, widen, without_autocast
@@ -81,7 +82,7 @@ def inline(
     num_prefix_tokens: int = 0,
     feature_map: InlineFeatureMap = "identity",
     local_residual: bool = True,
-    local_kernel: int | GridSize = 3,
+    local_kernel: int | GridSize | None = None,
     qkv_bias: bool = True,
     impl: Impl = "auto",
 ) -> MultiHeadAttention:
@@ -91,13 +92,16 @@ def inline(
         learned matrix A, which starts as the identity, and a learned vector b, which starts at 0, for each head),
         "leaky_relu", or "exp" (exp(0.2 x), which is not normalised: queries or keys of a few hundred overflow float32).
     local_residual: add the depthwise convolution of the values whose kernels are predicted from the mean token.
-    local_kernel: kernel size of the local residual, an int or (rows, columns); (1, 3) for sequences.
+    local_kernel: kernel size of the local residual, an int or (rows, columns), by default 3; (1, 3) for sequences.
     impl: see `softline.ops.inline_attention`.
     """
     check_option("impl", impl, get_args(Impl))
     local = None
     if local_residual:
-        local = LocalResidual(dim, num_heads, kernel_size=local_kernel, num_prefix_tokens=num_prefix_tokens)
+        kernel = 3 if local_kernel is None else local_kernel
+        local = LocalResidual(dim, num_heads, kernel_size=kernel, num_prefix_tokens=num_prefix_tokens)
+    elif local_kernel is not None:
+        raise UserError(f"local_kernel={local_kernel!r} has no effect without the local residual; leave it out")
     return MultiHeadAttention(
         dim,
         num_heads,

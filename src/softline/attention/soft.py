@@ -16,13 +16,12 @@ from softline import ops
 from softline.attention.multihead import MultiHeadAttention, Operator
 from softline.attention.registry import ATTENTIONS
 from softline.checks import check_option
-from softline.errors import UserError
 from softline.layers.grid import GridSize
 from softline.layers.landmarks import LandmarkPlan, MaxLandmarks, Sampling, create_landmarks
 from softline.layers.local import ValueConv
 from softline.ops.inputs import Impl
 from softline.ops.newton import NewtonGradient
-from softline.ops.soft import Inverse, Inversion, SoftStart, check_inverse
+from softline.ops.soft import ITERATIONS, Inverse, Inversion, SoftStart, check_inverse
 
 
 class SoftCore(nn.Module):
@@ -38,7 +37,9 @@ class SoftCore(nn.Module):
         prefix = self.num_prefix_tokens
         spatial_mask = None if key_mask is None else key_mask[:, prefix:]
         landmarks, landmark_mask = self.landmarks(q[:, :, prefix:], grid_size, spatial_mask)
-        cells = cast(LandmarkPlan, self.landmarks.plan).cells_each(grid_size, spatial_mask, q.device)
+        cells = None
+        if self.options["normalize"]:
+            cells = cast(LandmarkPlan, self.landmarks.plan).cells_each(grid_size, spatial_mask, q.device)
         # |D^(-1/4) q - l|^2 = D^(-1/2) |q - D^(1/4) l|^2: scaling the few landmarks is cheaper than the many queries
         landmarks = landmarks * q.shape[-1] ** 0.25
         given = {"q": q, "landmarks": landmarks, "landmark_mask": landmark_mask, "cells": cells}
@@ -59,7 +60,7 @@ def soft(
     ratio: int | GridSize = 1,
     max_landmarks: MaxLandmarks = 7,
     inverse: Inverse = "newton",
-    iterations: int = 20,
+    iterations: int = ITERATIONS,
     start: SoftStart = "norm",
     gradient: NewtonGradient = "one_step",
     ridge: float = 0.0,
@@ -75,9 +76,6 @@ def soft(
         released models); None adds none.
     """
     check_inverse(Inversion(normalize, inverse, iterations, start, gradient, ridge))
-    for option, value, default in (("iterations", iterations, 20), ("start", start, "norm")):
-        if inverse != "newton" and value != default:
-            raise UserError(f'{option}={value!r} has no effect with inverse={inverse!r}: it belongs to "newton"')
     check_option("impl", impl, get_args(Impl))
     head_dim = dim // num_heads
     landmarks = create_landmarks(sampling, head_dim, ratio=ratio, max_landmarks=max_landmarks, scale=head_dim**-0.25)

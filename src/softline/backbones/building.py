@@ -88,8 +88,19 @@ def unused_settings(settings: Mapping[str, str], names: Iterable[str]) -> list[s
     return [setting for setting, option in settings.items() if option not in known]
 
 
-def check_settings(settings: Mapping[str, str], names: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Check that every setting that is given (not None) has an effect on one of the attentions ``names``."""
+def check_settings(
+    settings: Mapping[str, str], names: Sequence[str], given: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Check that every setting that is given (not None) has an effect on one of the attentions ``names``.
+
+    options: options of the attention, which would override the settings.
+    """
+    for setting, option in settings.items():
+        if given[setting] is not None and option in options:
+            raise UserError(
+                f"{setting}={given[setting]!r} has no effect: attention_options sets {option}={options[option]!r}; "
+                "give one of them"
+            )
     for setting in unused_settings(settings, names):
         if given[setting] is not None:
             attentions = " and ".join(dict.fromkeys(names))
@@ -147,7 +158,8 @@ def check_cap(
         grids_found = ", ".join(dict.fromkeys(f"{rows} x {columns}" for rows, columns in cells))
         raise UserError(
             f"max_landmarks={options['max_landmarks']!r} has no effect at this image size: with the cells of these "
-            f"stages there are {grids_found} landmarks; choose smaller cells or a larger img_size"
+            f"stages there are {grids_found} landmarks; choose smaller cells, or the img_size that it is meant for "
+            "(weights of another size are resized when they are loaded)"
         )
 
 
@@ -186,12 +198,18 @@ def block_attentions(
             f"stage_types must have I, S or M with a number of blocks for each of {len(depths)} stages "
             f'(such as "IIM2S"), got {stage_types!r}'
         )
-    names = []
+    names: list[list[str]] = []
     for kind, depth, name in zip(types, depths, per_stage(attention, len(depths)), strict=True):
         count = int(kind[1:] or found["blocks"]) if kind[0] == "M" else {"I": depth, "S": 0}[kind]
         if count > depth:
             raise UserError(f"stage_types {stage_types!r} asks for {count} blocks of a stage that has {depth}")
         names.append([name if block < count else "softmax" for block in range(depth)])
+    # the families are InLine's, which is not a choice of the caller
+    if attention not in ("inline", "softmax") and all(linear_of(stage) == "softmax" for stage in names):
+        raise UserError(
+            f"attention={attention!r} has no effect: stage_types={stage_types!r} has softmax blocks only; "
+            'name attention="softmax"'
+        )
     return names
 
 
@@ -206,6 +224,16 @@ def check_softmax_only(names: Sequence[Sequence[str]], setting: str, value: obje
     """Check that a setting of softmax blocks, if given (not None), finds one among the blocks' attentions."""
     if value is not None and not any("softmax" in stage for stage in names):
         raise UserError(f"{setting}={value!r} has no effect: there is no softmax block; leave it out")
+
+
+def options_of(name: str, names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of one stage's attention: those given, unless it is softmax among others."""
+    return {} if name == "softmax" and len(set(names)) > 1 else dict(options)
+
+
+def linear_of(stage: Sequence[str]) -> str:
+    """The attention of a stage other than softmax, if there is one."""
+    return next((name for name in stage if name != "softmax"), "softmax")
 
 
 def softmax_options(names: Sequence[Sequence[str]], known: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:

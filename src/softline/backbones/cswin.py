@@ -6,8 +6,8 @@ Both add LePE, a depthwise convolution of the values; InLine also adds its local
 from the mean of the block's input before its norm.
 
 Deviations from the release:
-- Strips do not depend on ``img_size``, and neither do the parameters; maps of any size are padded to whole strips, and
-  the padding is masked.
+- Strips do not depend on ``img_size``, and neither do the parameters, except those of "focused" and "linformer"
+  attention; maps of any size are padded to whole strips, and the padding is masked.
 - InLine blocks attend on the whole map at any image size; the release works only if its split size equals the map.
 - Attentions other than InLine and softmax have no LePE.
 """
@@ -33,6 +33,7 @@ from softline.backbones.building import (
     check_stages,
     drop_path_rates,
     grid_of,
+    linear_of,
     release_config,
     softmax_options,
     without_stage_types,
@@ -48,6 +49,8 @@ from softline.weights.releases import register_release
 from softline.weights.renaming import KeyRules
 
 NORM_EPS = 1e-5
+DEPTHS = (2, 4, 18, 1)
+STAGE_TYPES = "IISS"
 STRIPS = (1, 2, 7, None)
 # options of softmax attention that softmax blocks in strips have
 STRIP_OPTIONS = ("symmetric", "local_residual", "qkv_bias")
@@ -163,7 +166,7 @@ class StripAttention(nn.Module):
 def cswin_backbone(
     *,
     embed_dim: int = 64,
-    depths: Sequence[int] = (2, 4, 18, 1),
+    depths: Sequence[int] = DEPTHS,
     num_heads: Sequence[int] = (2, 4, 8, 16),
     strips: Sequence[int | None] | None = None,
     attention: AttentionChoice = "inline",
@@ -184,7 +187,7 @@ def cswin_backbone(
     attention_options: further options of the attention in blocks other than softmax; if all blocks are softmax, theirs
         (symmetric, local_residual, qkv_bias).
     """
-    names = block_attentions(attention, stage_types, depths, "IISS")
+    names = block_attentions(attention, stage_types, depths, STAGE_TYPES)
     check_softmax_only(names, "strips", strips)
     without_softmax = not any("softmax" in stage for stage in names)
     widths = [None] * len(depths) if without_softmax else strips or STRIPS
@@ -196,7 +199,7 @@ def cswin_backbone(
     # as many landmarks as the last stage has tokens
     cells = [strides[-1] // stride for stride in strides]
     grids = [grid_of(img_size, stride) for stride in strides]
-    check_cap([stage[0] if stage else "softmax" for stage in names], grids, cells, options)
+    check_cap([linear_of(stage) for stage in names], grids, cells, options)
 
     def block(index: int, name: str, rate: float) -> nn.Module:
         dim, heads = embed_dim * 2**index, num_heads[index]
@@ -255,6 +258,12 @@ default_cfgs = generate_default_cfgs(
 
 def _create(variant: str, pretrained: bool, args: dict[str, Any], kwargs: dict[str, Any]) -> Backbone:
     own = without_stage_types(args, kwargs)
+    chosen = {**own, **kwargs}
+    names = block_attentions(
+        chosen.get("attention", "inline"), chosen.get("stage_types"), chosen.get("depths", DEPTHS), STAGE_TYPES
+    )
+    if not any("softmax" in stage for stage in names):
+        own = {key: value for key, value in own.items() if key != "strips"}
     return create_backbone(
         cswin_backbone, variant, pretrained, rules=RELEASE_KEYS, by_hand=INLINE_RELEASE, **{**own, **kwargs}
     )
@@ -299,7 +308,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     )
     depths, img_size = config["depth"], config["img_size"]
     sides = [min(grid_of(img_size, 4 * 2**index)) for index in range(len(depths))]
-    names = block_attentions("inline", config["attn_type"], depths, "IISS")
+    names = block_attentions("inline", config["attn_type"], depths, STAGE_TYPES)
     splits = [int(split) for split in config["la_split_size"].split("-")]
     check_stages(len(depths), la_split_size=splits, split_size=config["split_size"])
     for split, side, stage in zip(splits, sides, names, strict=True):

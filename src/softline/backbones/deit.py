@@ -26,6 +26,7 @@ from softline.backbones.building import (
     drop_path_rates,
     grid_of,
     least_image,
+    options_of,
     per_stage,
     release_config,
 )
@@ -60,7 +61,6 @@ def deit_backbone(
     attention_options: further options of the attention; if blocks differ, of those other than softmax.
     """
     names = per_stage(attention, depth)
-    mixed = len(set(names)) > 1
     options = attention_options or {}
     grid_size = grid_of(img_size, patch_size)
     check_cap(names, [grid_size] * depth, [LANDMARK_RATIO] * depth, options)
@@ -73,7 +73,7 @@ def deit_backbone(
             num_heads,
             num_prefix_tokens=1,
             offers=offers,
-            **({} if mixed and names[index] == "softmax" else options),
+            **options_of(names[index], names, options),
         )
         first: dict[str, Any] = {}
         if index == 0:
@@ -154,7 +154,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
             "in_chans": 3,
             "drop_path_rate": 0.0,
         },
-        fixed={**FIXED_ARGUMENTS, "representation_size": (None,), "distilled": (False,)},
+        fixed={**FIXED_ARGUMENTS, "representation_size": (None,), "distilled": (False,), "weight_init": ("",)},
     )
     return deit_backbone(**args)
 

@@ -35,6 +35,7 @@ from softline.backbones.building import (
     drop_path_rates,
     grid_of,
     least_image,
+    options_of,
     per_stage,
     release_config,
     unused_settings,
@@ -182,24 +183,24 @@ def pvt_backbone(
     attention_options: further options of the attention; if stages differ, of those other than softmax.
     """
     names = per_stage(attention, 4)
+    options = attention_options or {}
     if "softmax" not in names:
-        check_settings(SETTINGS, names, {"sr_ratios": sr_ratios})
+        check_settings(SETTINGS, names, {"sr_ratios": sr_ratios}, options)
     ratios = SR_RATIOS if sr_ratios is None else sr_ratios
     check_stages(4, embed_dims=embed_dims, num_heads=num_heads, mlp_ratios=mlp_ratios, depths=depths, sr_ratios=ratios)
-    check_cap(names, [grid_of(img_size, stride) for stride in STRIDES], ratios, attention_options or {})
-    mixed = len(set(names)) > 1
+    check_cap(names, [grid_of(img_size, stride) for stride in STRIDES], ratios, options)
     rates = drop_path_rates(drop_path_rate, depths)
 
     def attend(index: int) -> nn.Module:
         name, dim, ratio = names[index], embed_dims[index], ratios[index]
-        options = {} if mixed and name == "softmax" else attention_options or {}
+        own = options_of(name, names, options)
         if name == "softmax" and ratio > 1:
-            for option in options:
+            for option in own:
                 check_option("an option of softmax attention with spatial reduction", option, ["qkv_bias"])
-            return SpatialReductionAttention(dim, num_heads[index], ratio=ratio, **options)
+            return SpatialReductionAttention(dim, num_heads[index], ratio=ratio, **own)
         grid_size = grid_of(img_size, STRIDES[index])
         offers = {"ratio": ratio, "max_tokens": math.prod(grid_size), "position_grid": grid_size}
-        return build_attention(name, dim, num_heads[index], offers=offers, **options)
+        return build_attention(name, dim, num_heads[index], offers=offers, **own)
 
     def stage(index: int) -> Stage:
         dim, stride = embed_dims[index], 2 if index else 4
@@ -304,7 +305,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
             "drop_path_rate": 0.0,
         },
         # the release fails if keys and values of InLine stages are reduced
-        fixed={**FIXED_ARGUMENTS, "patch_size": (4,), "la_sr_ratios": ("1111",)},
+        fixed={**FIXED_ARGUMENTS, "patch_size": (4,), "num_stages": (4,), "la_sr_ratios": ("1111",)},
     )
     kinds, reductions = args.pop("attn_type"), args.pop("sr_ratios")
     if len(kinds) != 4 or set(kinds) - set(RELEASE_ATTENTIONS):

@@ -122,7 +122,10 @@ class SequenceEncoder(nn.Module):
 def sequence_options(attention: str, positions: int, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Options of an attention for sequences of at most ``positions`` tokens."""
     length = {"max_tokens": max(positions, LEAST_TOKENS)} if attention == "linformer" else {}
-    return {**SEQUENCE_OPTIONS.get(attention, {}), **length, **(options or {})}
+    chosen = {**SEQUENCE_OPTIONS.get(attention, {}), **length, **(options or {})}
+    if not chosen.get("local_residual", True) and "local_kernel" not in (options or {}):
+        chosen.pop("local_kernel", None)
+    return chosen
 
 
 class SequenceClassifier(nn.Module):

@@ -39,6 +39,7 @@ from softline.backbones.building import (
     grid_of,
     landmark_cells,
     least_image,
+    options_of,
     per_stage,
     release_config,
     unused_settings,
@@ -102,20 +103,24 @@ def soft_backbone(
     """
     names = _stage_attentions(attention, stage4)
     given = {"ratios": ratios, "value_convs": value_convs, "sampling": sampling}
-    check_settings(SETTINGS, names, {**given, "max_landmarks": max_landmarks, "landmarks": landmarks})
+    options = attention_options or {}
+    check_settings(SETTINGS, names, {**given, "max_landmarks": max_landmarks, "landmarks": landmarks}, options)
     grids = [grid_of(img_size, stride) for stride in STRIDES]
     kernels = VALUE_CONVS if value_convs is None else value_convs
     cells: Sequence[int | GridSize] = RATIOS if ratios is None else ratios
     cap = DEFAULT_CAP if max_landmarks is None else max_landmarks
     check_stages(4, embed_dims=embed_dims, num_heads=num_heads, depths=depths, ratios=cells, value_convs=kernels)
-    options = attention_options or {}
     if landmarks is not None:
         for setting, value in (("ratios", ratios), ("max_landmarks", max_landmarks)):
             if value is not None:
                 raise UserError(f"landmarks={landmarks} already determines {setting}; got {setting}={value!r} too")
+        for option in ("ratio", "max_landmarks"):
+            if option in options:
+                raise UserError(
+                    f"landmarks={landmarks} already determines {option}; got {option}={options[option]!r} too"
+                )
         cells, cap = landmark_cells(landmarks, names, grids)
     check_cap(names, grids, cells, {"max_landmarks": cap, **options})
-    mixed = len(set(names)) > 1
     rates = drop_path_rates(drop_path_rate, depths)
 
     def stage(index: int) -> Stage:
@@ -129,7 +134,7 @@ def soft_backbone(
             "max_tokens": prefix + grid_size[0] * grid_size[1],
             "position_grid": grid_size,
         }
-        own = {} if mixed and names[index] == "softmax" else options
+        own = options_of(names[index], names, options)
 
         def block(rate: float) -> nn.Module:
             attend = build_attention(
@@ -211,8 +216,10 @@ def _create(variant: str, pretrained: bool, args: dict[str, Any], kwargs: dict[s
     """Create a model from its own arguments and those of the caller, which come first."""
     chosen = {**args, **kwargs}
     names = _stage_attentions(chosen["attention"], chosen.get("stage4", "soft"))
-    # the model's own landmarks are of no use to an attention without any; the caller's would be a mistake
+    # the model's own landmarks are of no use to an attention without any, and give way to the caller's options
     without = [setting for setting in unused_settings(SETTINGS, names) if setting not in kwargs]
+    options = kwargs.get("attention_options") or {}
+    without += [setting for setting, option in SETTINGS.items() if option in options and setting not in kwargs]
     if "landmarks" in kwargs:
         without += [setting for setting in ("ratios", "max_landmarks") if setting not in kwargs]
     return create_backbone(
@@ -227,16 +234,23 @@ def _create(variant: str, pretrained: bool, args: dict[str, Any], kwargs: dict[s
 
 def _create_release(family: str, size: str, pretrained: bool, args: dict[str, Any], kwargs: dict[str, Any]) -> Backbone:
     """Create a released model, whose inversion the caller's options of the attention change but do not replace."""
-    attention = kwargs.get("attention", family)
-    if isinstance(attention, str) and attention in RELEASE_OPTIONS:
+    names = set(per_stage(kwargs.get("attention", family), 4)) - {"softmax"}
+    if len(names & set(RELEASE_OPTIONS)) == 1 and len(names) == 1:
         given = kwargs.get("attention_options") or {}
-        kwargs = {**kwargs, "attention_options": release_options(attention, given)}
+        kwargs = {**kwargs, "attention_options": release_options(names.pop(), given)}
+    elif names & set(RELEASE_OPTIONS):
+        listed = ", ".join(sorted(names))
+        raise UserError(
+            f"a released model inverts as one of soft and softpp, got attentions {listed}; name one of them"
+        )
     own = {"attention": family, "stage4": "softmax", "max_landmarks": "ratio", **args}
     return _create(f"{family}_release_{size}", pretrained, own, kwargs)
 
 
 def release_options(family: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the release's attention, changed by those that are given."""
+    if "normalize" in given:
+        raise UserError(f"normalize={given['normalize']!r} would make {family} another attention: name that one")
     own = dict(RELEASE_OPTIONS[family])
     if given.get("inverse", "newton") != "newton":
         # a direct inverse has neither a start nor iterations to differentiate

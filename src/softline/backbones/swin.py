@@ -5,8 +5,9 @@ shifted windows with a relative position bias; InLine blocks attend inside windo
 image size, without a position bias.
 
 Deviations from the release:
-- Windows do not depend on ``img_size``, and neither do the parameters; maps of any size are padded to whole windows,
-  and the padding is masked. A map that fits one window along one axis only is shifted along the other.
+- Windows do not depend on ``img_size``, and neither do the parameters, except those of "focused" attention; maps of any
+  size are padded to whole windows, and the padding is masked. A map that fits one window along one axis only is shifted
+  along the other.
 - As in the release, linear blocks with several windows shift them without masking opposite sides of the map from each
   other; softmax blocks mask them. The local residual crosses that seam in both.
 """
@@ -31,6 +32,7 @@ from softline.backbones.building import (
     check_stages,
     drop_path_rates,
     grid_of,
+    linear_of,
     release_config,
     softmax_options,
     without_stage_types,
@@ -48,6 +50,8 @@ from softline.weights.releases import register_release
 from softline.weights.renaming import KeyRules
 
 NORM_EPS = 1e-5
+STAGE_TYPES = "IIIS"
+WINDOW_SIZE = 56
 # options of softmax attention that softmax blocks inside windows have
 WINDOW_OPTIONS = ("symmetric", "local_residual", "qkv_bias")
 
@@ -185,7 +189,7 @@ def swin_backbone(
     embed_dim: int = 96,
     depths: Sequence[int] = (2, 2, 6, 2),
     num_heads: Sequence[int] = (3, 6, 12, 24),
-    window_size: int = 56,
+    window_size: int | None = None,
     softmax_windows: int | Sequence[int] | None = None,
     attention: AttentionChoice = "inline",
     stage_types: str | None = None,
@@ -200,7 +204,7 @@ def swin_backbone(
     """A Swin pyramid with any number of stages.
 
     embed_dim: channels of the first stage; they double from stage to stage.
-    window_size: window side in blocks other than softmax.
+    window_size: window side in blocks other than softmax, by default 56.
     softmax_windows: window side in softmax blocks, or one per stage; defaults to max(7, window_size // 8).
     attention, stage_types: attention of each block, see `softline.backbones.building.block_attentions`; "IIIS" by
         default.
@@ -208,11 +212,14 @@ def swin_backbone(
     attention_options: further options of the attention in blocks other than softmax; if all blocks are softmax, theirs
         (symmetric, local_residual, qkv_bias).
     """
-    check_integer("window_size", window_size, 1)
     check_integer("patch_size", patch_size, 1)
     check_stages(len(depths), num_heads=num_heads)
-    names = block_attentions(attention, stage_types, depths, "IIIS")
+    names = block_attentions(attention, stage_types, depths, STAGE_TYPES)
     check_softmax_only(names, "softmax_windows", softmax_windows)
+    if window_size is not None and all(linear_of(stage) == "softmax" for stage in names):
+        raise UserError(f"window_size={window_size} has no effect: all blocks are softmax, use softmax_windows")
+    window_size = WINDOW_SIZE if window_size is None else window_size
+    check_integer("window_size", window_size, 1)
     rates = drop_path_rates(drop_path_rate, depths)
     strides = [patch_size * 2**index for index in range(len(depths))]
     options = attention_options or {}
@@ -221,7 +228,7 @@ def swin_backbone(
     cells = [min(strides[-1] // stride, window_size) for stride in strides]
     grids = [grid_of(img_size, stride) for stride in strides]
     windows = [(min(rows, window_size), min(columns, window_size)) for rows, columns in grids]
-    check_cap([stage[0] if stage else "softmax" for stage in names], windows, cells, options)
+    check_cap([linear_of(stage) for stage in names], windows, cells, options)
     small_windows = max(7, window_size // 8) if softmax_windows is None else softmax_windows
     small = [small_windows] * len(depths) if isinstance(small_windows, int) else list(small_windows)
     check_stages(len(depths), softmax_windows=small)
@@ -278,6 +285,10 @@ default_cfgs = generate_default_cfgs(
 
 def _create(variant: str, pretrained: bool, args: dict[str, Any], kwargs: dict[str, Any]) -> Backbone:
     own = without_stage_types(args, kwargs)
+    attention = kwargs.get("attention", "inline")
+    if "window_size" in own and {*([attention] if isinstance(attention, str) else attention)} == {"softmax"}:
+        # the windows of the model's softmax blocks
+        own["softmax_windows"] = max(7, own.pop("window_size") // 8)
     return create_backbone(
         swin_backbone, variant, pretrained, rules=RELEASE_KEYS, by_hand=INLINE_RELEASE, **{**own, **kwargs}
     )
@@ -320,13 +331,18 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
         optional={"patch_size": 4, "mlp_ratio": 4.0, "num_classes": 1000, "in_chans": 3, "drop_path_rate": 0.0},
         fixed={**FIXED_ARGUMENTS, "ape": (False,), "patch_norm": (True,), "use_checkpoint": (False,)},
     )
-    kinds, window = args.pop("attn_type"), args["window_size"]
+    kinds, window = args.pop("attn_type"), args.pop("window_size")
     sides = [min(grid_of(args["img_size"], args["patch_size"] * 2**index)) for index in range(len(args["depths"]))]
     # the release's position-bias tables are never larger than the map
     small = [min(side, max(7, window // 8)) for side in sides]
-    softmax = any("softmax" in stage for stage in block_attentions("inline", kinds, args["depths"], "IIIS"))
     args["img_size"] = as_pair("img_size", args["img_size"])
-    return swin_backbone(**args, stage_types=kinds, softmax_windows=small if softmax else None)
+    blocks = [name for stage in block_attentions("inline", kinds, args["depths"], STAGE_TYPES) for name in stage]
+    return swin_backbone(
+        **args,
+        stage_types=kinds,
+        window_size=window if "inline" in blocks else None,
+        softmax_windows=small if "softmax" in blocks else None,
+    )
 
 
 # rules from the release's parameter names to ours, applied in order; masks and indices are computed here

@@ -61,7 +61,8 @@ def create_landmarks(
 def landmark_cap(max_landmarks: MaxLandmarks) -> GridSize | None:
     """The maximum rows and columns of the landmark grid; None if the ratio alone decides."""
     if isinstance(max_landmarks, str):
-        check_option("max_landmarks", max_landmarks, ["ratio"])
+        if max_landmarks != "ratio":
+            raise UserError(f'max_landmarks must be a number, (rows, columns) or "ratio", got {max_landmarks!r}')
         return None
     return None if max_landmarks is None else as_pair("max_landmarks", max_landmarks)
 

@@ -61,11 +61,20 @@ def newton_inverse(
             f"A must be a batch of square matrices [..., m, m] of floating-point numbers, "
             f"got {A.dtype} {tuple(A.shape)}"
         )
+    if isinstance(start, Tensor):
+        _check_alpha(start, A)
     matrix = widen(A)
     inverse = newton_iterate(matrix, iterations, start, gradient)
     difference = matrix @ inverse @ matrix - matrix
     residual = divide(torch.linalg.matrix_norm(difference), torch.linalg.matrix_norm(matrix))
     return NewtonResult(inverse, residual)
+
+
+def _check_alpha(alpha: Tensor, A: Tensor) -> None:
+    wanted = (*A.shape[:-2], 1, 1)
+    sizes = zip(reversed(alpha.shape), reversed(wanted), strict=False)
+    if alpha.ndim > A.ndim or not all(size in (1, least) for size, least in sizes):
+        raise UserError(f"start must be a name or a tensor that broadcasts to {wanted}, got {tuple(alpha.shape)}")
 
 
 def check_newton(iterations: int, start: str | Tensor, gradient: str = "one_step") -> None:

@@ -36,6 +36,7 @@ Inverse = Literal["newton", "cholesky", "pinv"]
 SoftStart = Literal["norm", "halving", "release"]
 # eigenvalues below this many float epsilons times the largest count as 0
 PINV_CUTOFF = 64
+ITERATIONS = 20
 # the release's SOFT starts a little below the paper's 2 / ||A||_1^2, which leaves room for a small ridge:
 # the iteration converges if 0.9 (1 + ridge / ||A||_1)^2 < 1, and ||A||_1 >= 1
 RELEASE_MARGIN = 0.9
@@ -62,7 +63,7 @@ def soft_weights(
     normalize: bool,
     scale: float | None = None,
     inverse: Inverse = "newton",
-    iterations: int = 20,
+    iterations: int = ITERATIONS,
     start: SoftStart = "norm",
     gradient: NewtonGradient = "one_step",
     ridge: float = 0.0,
@@ -85,7 +86,7 @@ def soft_factors(
     normalize: bool,
     scale: float | None = None,
     inverse: Inverse = "newton",
-    iterations: int = 20,
+    iterations: int = ITERATIONS,
     start: SoftStart = "norm",
     gradient: NewtonGradient = "one_step",
     ridge: float = 0.0,
@@ -109,7 +110,7 @@ def soft_attention(
     normalize: bool,
     scale: float | None = None,
     inverse: Inverse = "newton",
-    iterations: int = 20,
+    iterations: int = ITERATIONS,
     start: SoftStart = "norm",
     gradient: NewtonGradient = "one_step",
     ridge: float = 0.0,
@@ -163,12 +164,13 @@ def soft_residual(
     *,
     normalize: bool = False,
     scale: float | None = None,
-    iterations: int = 20,
+    iterations: int = ITERATIONS,
     start: SoftStart = "norm",
     ridge: float = 0.0,
     landmark_mask: Tensor | None = None,
 ) -> Tensor:
     """Residual of Newton's inverse X of the kernel A of landmarks [B, H, m, D]: ||A X A - A|| / ||A|| [B, H]."""
+    check_inverse(Inversion(normalize, "newton", iterations, start, "one_step", ridge))
     A = soft_kernel(landmarks, scale=scale, landmark_mask=landmark_mask)
     return newton_inverse(_add_ridge(A, ridge), iterations=iterations, start=soft_start(A, normalize, start)).residual
 
@@ -185,6 +187,7 @@ def soft_residuals(
     landmark_mask: Tensor | None = None,
 ) -> Tensor:
     """Residuals after each Newton step [iterations + 1, B, H], see `newton_residuals`."""
+    check_inverse(Inversion(normalize, "newton", iterations, start, "one_step", ridge))
     A = soft_kernel(landmarks, scale=scale, landmark_mask=landmark_mask)
     return newton_residuals(_add_ridge(A, ridge), iterations=iterations, start=soft_start(A, normalize, start))
 
@@ -296,10 +299,16 @@ def check_inverse(options: Inversion) -> None:
     if options.inverse == "newton" and options.start == "release" and options.ridge > most:
         raise UserError(
             f'start="release" is chosen before the ridge is added and needs ridge <= {most} for '
-            f"{'SOFT++' if options.normalize else 'SOFT'} to converge, got ridge={options.ridge}"
+            f"{'SOFT++' if options.normalize else 'SOFT'} to converge, got ridge={options.ridge}; "
+            'start="norm" takes any ridge'
         )
-    if options.inverse != "newton" and options.gradient != "one_step":
-        raise UserError(
-            f'gradient={options.gradient!r} needs inverse="newton" (a direct inverse has no iterations), '
-            f"got inverse={options.inverse!r}"
-        )
+    of_newton = {"iterations": ITERATIONS, "start": "norm", "gradient": "one_step"}
+    for option, default in of_newton.items():
+        value = getattr(options, option)
+        if options.inverse != "newton" and value != default:
+            raise UserError(
+                f'{option}={value!r} needs inverse="newton" (a direct inverse has no iterations), '
+                f"got inverse={options.inverse!r}"
+            )
+    if options.cells is not None and not options.normalize:
+        raise UserError("cells count in the degrees of SOFT++ alone, got them with normalize=False")
