@@ -41,7 +41,13 @@ def create_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, lr_scale: flo
 def _parameter_groups(model: nn.Module, recipe: OptimizerRecipe) -> Any:
     exempt = undecayed(model)
     if recipe.decay_positions:
-        exempt = {name for name in exempt if not POSITIONS.search(name)}
+        positions = {name for name in exempt if POSITIONS.search(name)}
+        if positions.isdisjoint(name for name, _ in model.named_parameters()):
+            raise UserError(
+                "optimizer.decay_positions: true has no effect on a model without position embeddings that are exempt "
+                "from weight decay; set it to false"
+            )
+        exempt -= positions
     if recipe.layer_decay is None:
         return param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=exempt)
     return param_groups_layer_decay(
