@@ -261,11 +261,12 @@ def _accuracy(options: argparse.Namespace) -> None:
     points += among_published(runs, papers) if options.imagenet else runs
     rows = []
     for point in points:
-        cost = [f"{point.parameters / 1e6:.1f}", number(None if point.macs is None else point.macs / 1e9, ".3g")]
+        macs = point.macs_without_newton
+        cost = [f"{point.parameters / 1e6:.1f}", number(None if macs is None else macs / 1e9, ".3g")]
         speed = [number(point.per_second, ",.0f"), point.device or ""] if options.throughput else []
         rows.append([point.name, *cost, f"{point.top1:.1f}", *speed, point.kind, point.source])
     speed = ["img/s", "on"] if options.throughput else []
-    print(format_table(["model", "params M", "GMACs", "top-1 %", *speed, "numbers", "source"], rows))
+    print(format_table(["model", "params M", "GMACs, no Newton", "top-1 %", *speed, "numbers", "source"], rows))
     content = {"points": [dataclasses.asdict(point) for point in points]}
     _write(options, plot_accuracy(points, speed=options.throughput), content)
 
