@@ -107,20 +107,8 @@ def soft_backbone(
     check_settings(SETTINGS, names, {**given, "max_landmarks": max_landmarks, "landmarks": landmarks}, options)
     grids = [grid_of(img_size, stride) for stride in STRIDES]
     kernels = VALUE_CONVS if value_convs is None else value_convs
-    cells: Sequence[int | GridSize] = RATIOS if ratios is None else ratios
-    cap = DEFAULT_CAP if max_landmarks is None else max_landmarks
-    check_stages(4, embed_dims=embed_dims, num_heads=num_heads, depths=depths, ratios=cells, value_convs=kernels)
-    if landmarks is not None:
-        for setting, value in (("ratios", ratios), ("max_landmarks", max_landmarks)):
-            if value is not None:
-                raise UserError(f"landmarks={landmarks} already determines {setting}; got {setting}={value!r} too")
-        for option in ("ratio", "max_landmarks"):
-            if option in options:
-                raise UserError(
-                    f"landmarks={landmarks} already determines {option}; got {option}={options[option]!r} too"
-                )
-        cells, cap = landmark_cells(landmarks, names, grids)
-    check_cap(names, grids, cells, {"max_landmarks": cap, **options})
+    check_stages(4, embed_dims=embed_dims, num_heads=num_heads, depths=depths, value_convs=kernels)
+    cells, cap = _landmark_grids(names, grids, ratios, max_landmarks, landmarks, options)
     rates = drop_path_rates(drop_path_rate, depths)
 
     def stage(index: int) -> Stage:
@@ -163,6 +151,28 @@ def soft_backbone(
         min_size=least_image(names, cells, STRIDES, attention_options),
         **head,
     )
+
+
+def _landmark_grids(
+    names: Sequence[str],
+    grids: Sequence[GridSize],
+    ratios: Sequence[int] | None,
+    max_landmarks: MaxLandmarks,
+    landmarks: int | None,
+    options: Mapping[str, Any],
+) -> tuple[Sequence[int | GridSize], MaxLandmarks]:
+    """The landmark cell size of each stage, and the cap; see `soft_backbone` for the settings."""
+    cells: Sequence[int | GridSize] = RATIOS if ratios is None else ratios
+    cap: MaxLandmarks = DEFAULT_CAP if max_landmarks is None else max_landmarks
+    check_stages(4, ratios=cells)
+    if landmarks is not None:
+        others = {"ratios": ratios, "max_landmarks": max_landmarks, "ratio": options.get("ratio")}
+        for setting, value in others.items():
+            if value is not None:
+                raise UserError(f"landmarks={landmarks} already determines {setting}; got {setting}={value!r} too")
+        cells, cap = landmark_cells(landmarks, names, grids)
+    check_cap(names, grids, cells, {"max_landmarks": cap, **options})
+    return cells, cap
 
 
 def _stage_attentions(attention: AttentionChoice, stage4: str) -> list[str]:
