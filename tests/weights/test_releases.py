@@ -144,6 +144,14 @@ def test_arguments_of_a_release_are_taken_over_or_refused(name, argument, messag
         from_official(family, state, {**config, **argument})
 
 
+def test_patches_of_swin_have_the_size_of_the_release():
+    _, config, _ = release("inline_swin")
+    model = RELEASES["inline_swin"].build("inline_swin", {**config, "patch_size": 2})
+    assert [stage.reduction for stage in model.stages] == [2, 4, 8]
+    assert model.stages[0].embed.proj.kernel_size == (2, 2)
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 7)
+
+
 def test_the_number_of_newton_steps_is_that_of_the_release():
     family, config, state = release("soft_release")
     model = from_official(family, state, {**config, "newton_max_iter": 7, "kernel_method": "torch"})
