@@ -107,7 +107,8 @@ def test_tokens_outside_the_grid_are_refused():
 @torch.no_grad()
 def test_padding_inside_windows_is_masked(attention):
     # 64 / 4 = 16 rows in windows of 7 are padded to 21
-    options = {"window_size": 7, "num_classes": 2, "stage_types": "IIII", **SHALLOW}
+    side = {"softmax_windows": 7} if attention == "softmax" else {"window_size": 7}
+    options = {**side, "num_classes": 2, "stage_types": "IIII", **SHALLOW}
     model = timm.create_model("inline_swin_tiny", attention=attention, **options).eval()
     layers = [replace(layer, attention=layer.inner) for layer in attention_layers(model)[:1]]
     if attention == "softmax":
