@@ -278,15 +278,15 @@ OVERLAP_PRESET = Preset(
 
 GAUSSIAN_PRESET = Preset(
     "gaussian",
-    "The exact Gaussian kernel beside softmax and SOFT's approximation",
+    "The exact Gaussian kernel beside softmax and SOFT's approximations",
     "Appendix D of the SOFT paper",
-    (
-        attention_variant("softmax"),
-        attention_variant("gaussian"),
-        # with as many landmarks as tokens, SOFT would compute the exact kernel
-        attention_variant("soft", max_landmarks=4),
+    tuple(attention_variants(("softmax", "gaussian", "soft", "softpp"))),
+    # 441 tokens in the first stage: with the 49 of the quick start the kernel trains as well as softmax
+    overrides=(
+        *("--data.image_size", "84", "--model.options.img_size", "84"),
+        *("--schedule.epochs", "1", "--schedule.warmup_epochs", "0.3"),
     ),
-    paper=tuple(attention_variants(("softmax", "gaussian", "soft"))),
+    paper=tuple(attention_variants(("softmax", "gaussian", "soft", "softpp"))),
     paper_base="softpp_tiny",
 )
 
