@@ -8,11 +8,12 @@ from softline.backbones.swin import swin_backbone
 SMALL = {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
 
 
-@pytest.mark.parametrize("size", [(64, 64), (64, 96)])
-def test_softmax_stages_are_timms_swin(size):
-    """Several windows, shifted in every second block, relative position biases, patch merging."""
-    theirs = timm.models.SwinTransformer(img_size=size, window_size=4, num_classes=3, strict_img_size=False, **SMALL)
-    ours = swin_backbone(softmax_windows=4, stage_types="SS", num_classes=3, **SMALL)
+@pytest.mark.parametrize(("size", "patch_size"), [((64, 64), 4), ((64, 96), 4), ((48, 48), 3)])
+def test_softmax_stages_are_timms_swin(size, patch_size):
+    """Several windows, shifted in every second block, relative position biases, patch merging, patches of any size."""
+    options = {"patch_size": patch_size, "num_classes": 3, **SMALL}
+    theirs = timm.models.SwinTransformer(img_size=size, window_size=4, strict_img_size=False, **options)
+    ours = timm.create_model("inline_swin_tiny", softmax_windows=4, stage_types="SS", **options)
     names = {}
     for key in theirs.state_dict():
         new = key.replace("layers.", "stages.").replace("patch_embed.", "stages.0.embed.")

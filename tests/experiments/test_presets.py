@@ -41,14 +41,6 @@ SHALLOW: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def recipe_of(preset: str, variant: str, *overrides: str) -> Any:
     chosen, base = load_preset(preset, overrides=overrides, scale="paper")
     return variant_recipe(base, {row.name: row for row in chosen.variants}[variant])

@@ -17,6 +17,8 @@ from softline.layers.landmarks import landmark_cap
 AttentionChoice = str | Sequence[str]
 # the landmark grid of the papers' models, and the default of `max_landmarks`
 DEFAULT_CAP = (7, 7)
+# options of softmax attention that softmax blocks in Swin's windows and CSwin's strips have
+SOFTMAX_BLOCK_OPTIONS = ("symmetric", "local_residual", "qkv_bias")
 
 
 def build_attention(
@@ -220,9 +222,14 @@ def without_stage_types(args: dict[str, Any], kwargs: Mapping[str, Any]) -> dict
     return {key: value for key, value in args.items() if key != "stage_types"}
 
 
+def has_softmax(names: Sequence[Sequence[str]]) -> bool:
+    """Whether one of the blocks' attentions, listed by stage, is softmax."""
+    return any("softmax" in stage for stage in names)
+
+
 def check_softmax_only(names: Sequence[Sequence[str]], setting: str, value: object) -> None:
     """Check that a setting of softmax blocks, if given (not None), finds one among the blocks' attentions."""
-    if value is not None and not any("softmax" in stage for stage in names):
+    if value is not None and not has_softmax(names):
         raise UserError(f"{setting}={value!r} has no effect: there is no softmax block; leave it out")
 
 
@@ -236,12 +243,12 @@ def linear_of(stage: Sequence[str]) -> str:
     return next((name for name in stage if name != "softmax"), "softmax")
 
 
-def softmax_options(names: Sequence[Sequence[str]], known: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of softmax blocks of a kind of their own, ``known``: those given if all blocks are softmax, else none."""
-    if any(name != "softmax" for stage in names for name in stage):
+def softmax_options(names: Sequence[Sequence[str]], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of softmax blocks in windows or strips: those given if all blocks are softmax, else none."""
+    if any(linear_of(stage) != "softmax" for stage in names):
         return {}
     for option in options:
-        check_option("an option of these softmax blocks", option, known)
+        check_option("an option of these softmax blocks", option, SOFTMAX_BLOCK_OPTIONS)
     return dict(options)
 
 

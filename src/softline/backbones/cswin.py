@@ -33,6 +33,7 @@ from softline.backbones.building import (
     check_stages,
     drop_path_rates,
     grid_of,
+    has_softmax,
     linear_of,
     release_config,
     softmax_options,
@@ -52,8 +53,6 @@ NORM_EPS = 1e-5
 DEPTHS = (2, 4, 18, 1)
 STAGE_TYPES = "IISS"
 STRIPS = (1, 2, 7, None)
-# options of softmax attention that softmax blocks in strips have
-STRIP_OPTIONS = ("symmetric", "local_residual", "qkv_bias")
 
 
 class StripAttention(nn.Module):
@@ -189,13 +188,12 @@ def cswin_backbone(
     """
     names = block_attentions(attention, stage_types, depths, STAGE_TYPES)
     check_softmax_only(names, "strips", strips)
-    without_softmax = not any("softmax" in stage for stage in names)
-    widths = [None] * len(depths) if without_softmax else strips or STRIPS
+    widths = strips or STRIPS if has_softmax(names) else [None] * len(depths)
     check_stages(len(depths), num_heads=num_heads, strips=widths)
     rates = drop_path_rates(drop_path_rate, depths)
     strides = [4 * 2**index for index in range(len(depths))]
     options = attention_options or {}
-    own_options = softmax_options(names, STRIP_OPTIONS, options)
+    own_options = softmax_options(names, options)
     # as many landmarks as the last stage has tokens
     cells = [strides[-1] // stride for stride in strides]
     grids = [grid_of(img_size, stride) for stride in strides]
@@ -262,7 +260,7 @@ def _create(variant: str, pretrained: bool, args: dict[str, Any], kwargs: dict[s
     names = block_attentions(
         chosen.get("attention", "inline"), chosen.get("stage_types"), chosen.get("depths", DEPTHS), STAGE_TYPES
     )
-    if not any("softmax" in stage for stage in names):
+    if not has_softmax(names):
         own = {key: value for key, value in own.items() if key != "strips"}
     return create_backbone(
         cswin_backbone, variant, pretrained, rules=RELEASE_KEYS, by_hand=INLINE_RELEASE, **{**own, **kwargs}
@@ -326,7 +324,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
         embed_dim=config["embed_dim"],
         depths=depths,
         num_heads=config["num_heads"],
-        strips=strips if any("softmax" in stage for stage in names) else None,
+        strips=strips if has_softmax(names) else None,
         stage_types=config["attn_type"],
         mlp_ratio=config["mlp_ratio"],
         drop_path_rate=config["drop_path_rate"],

@@ -52,8 +52,6 @@ from softline.weights.renaming import KeyRules
 NORM_EPS = 1e-5
 STAGE_TYPES = "IIIS"
 WINDOW_SIZE = 56
-# options of softmax attention that softmax blocks inside windows have
-WINDOW_OPTIONS = ("symmetric", "local_residual", "qkv_bias")
 
 
 class PatchMerging(nn.Module):
@@ -223,13 +221,13 @@ def swin_backbone(
     rates = drop_path_rates(drop_path_rate, depths)
     strides = [patch_size * 2**index for index in range(len(depths))]
     options = attention_options or {}
-    own_options = softmax_options(names, WINDOW_OPTIONS, options)
+    own_options = softmax_options(names, options)
     # as many landmarks as the last stage has tokens
     cells = [min(strides[-1] // stride, window_size) for stride in strides]
     grids = [grid_of(img_size, stride) for stride in strides]
     windows = [(min(rows, window_size), min(columns, window_size)) for rows, columns in grids]
     check_cap([linear_of(stage) for stage in names], windows, cells, options)
-    small_windows = max(7, window_size // 8) if softmax_windows is None else softmax_windows
+    small_windows = _softmax_window(window_size) if softmax_windows is None else softmax_windows
     small = [small_windows] * len(depths) if isinstance(small_windows, int) else list(small_windows)
     check_stages(len(depths), softmax_windows=small)
 
@@ -261,6 +259,11 @@ def swin_backbone(
     )
 
 
+def _softmax_window(window_size: int) -> int:
+    """The window side of softmax blocks beside others with windows of this side, as released."""
+    return max(7, window_size // 8)
+
+
 def _patches(in_chans: int, dim: int, size: int) -> PatchEmbed:
     return PatchEmbed(in_chans, dim, kernel_size=size, stride=size, norm_layer=nn.LayerNorm)
 
@@ -288,7 +291,7 @@ def _create(variant: str, pretrained: bool, args: dict[str, Any], kwargs: dict[s
     attention = kwargs.get("attention", "inline")
     if "window_size" in own and {*([attention] if isinstance(attention, str) else attention)} == {"softmax"}:
         # the windows of the model's softmax blocks
-        own["softmax_windows"] = max(7, own.pop("window_size") // 8)
+        own["softmax_windows"] = _softmax_window(own.pop("window_size"))
     return create_backbone(
         swin_backbone, variant, pretrained, rules=RELEASE_KEYS, by_hand=INLINE_RELEASE, **{**own, **kwargs}
     )
@@ -334,7 +337,7 @@ def release_backbone(family: str, config: dict[str, Any]) -> Backbone:
     kinds, window = args.pop("attn_type"), args.pop("window_size")
     sides = [min(grid_of(args["img_size"], args["patch_size"] * 2**index)) for index in range(len(args["depths"]))]
     # the release's position-bias tables are never larger than the map
-    small = [min(side, max(7, window // 8)) for side in sides]
+    small = [min(side, _softmax_window(window)) for side in sides]
     args["img_size"] = as_pair("img_size", args["img_size"])
     blocks = [name for stage in block_attentions("inline", kinds, args["depths"], STAGE_TYPES) for name in stage]
     return swin_backbone(

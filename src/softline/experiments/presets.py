@@ -276,28 +276,32 @@ OVERLAP_PRESET = Preset(
     paper_base="imagenet_soft",
 )
 
+_KERNELS_AND_SOFTMAX = tuple(attention_variants(("softmax", "gaussian", "soft", "softpp")))
+
 GAUSSIAN_PRESET = Preset(
     "gaussian",
     "The exact Gaussian kernel beside softmax and SOFT's approximations",
     "Appendix D of the SOFT paper",
-    tuple(attention_variants(("softmax", "gaussian", "soft", "softpp"))),
+    _KERNELS_AND_SOFTMAX,
     # 441 tokens in the first stage: with the 49 of the quick start the kernel trains as well as softmax
     overrides=(
         *("--data.image_size", "84", "--model.options.img_size", "84"),
         *("--schedule.epochs", "1", "--schedule.warmup_epochs", "0.3"),
     ),
-    paper=tuple(attention_variants(("softmax", "gaussian", "soft", "softpp"))),
+    paper=_KERNELS_AND_SOFTMAX,
     paper_base="softpp_tiny",
+)
+
+_GRADIENTS = tuple(
+    attention_variant("softpp", label=gradient, gradient=gradient) for gradient in ("one_step", "autograd")
 )
 
 GRADIENT_PRESET = Preset(
     "gradient",
     "The gradient of SOFT++'s inverse, in one step or through the iterations",
     "Eq. 12 of the SOFT paper",
-    tuple(attention_variant("softpp", label=gradient, gradient=gradient) for gradient in ("one_step", "autograd")),
-    paper=tuple(
-        attention_variant("softpp", label=gradient, gradient=gradient) for gradient in ("one_step", "autograd")
-    ),
+    _GRADIENTS,
+    paper=_GRADIENTS,
     paper_base="softpp_tiny",
 )
 

@@ -170,9 +170,9 @@ def soft_residual(
     landmark_mask: Tensor | None = None,
 ) -> Tensor:
     """Residual of Newton's inverse X of the kernel A of landmarks [B, H, m, D]: ||A X A - A|| / ||A|| [B, H]."""
-    check_inverse(Inversion(normalize, "newton", iterations, start, "one_step", ridge))
-    A = soft_kernel(landmarks, scale=scale, landmark_mask=landmark_mask)
-    return newton_inverse(_add_ridge(A, ridge), iterations=iterations, start=soft_start(A, normalize, start)).residual
+    options = Inversion(normalize, "newton", iterations, start, "one_step", ridge)
+    A, alpha = _newton_problem(landmarks, scale, landmark_mask, options)
+    return newton_inverse(A, iterations=iterations, start=alpha).residual
 
 
 @without_autocast
@@ -187,9 +187,18 @@ def soft_residuals(
     landmark_mask: Tensor | None = None,
 ) -> Tensor:
     """Residuals after each Newton step [iterations + 1, B, H], see `newton_residuals`."""
-    check_inverse(Inversion(normalize, "newton", iterations, start, "one_step", ridge))
+    options = Inversion(normalize, "newton", iterations, start, "one_step", ridge)
+    A, alpha = _newton_problem(landmarks, scale, landmark_mask, options)
+    return newton_residuals(A, iterations=iterations, start=alpha)
+
+
+def _newton_problem(
+    landmarks: Tensor, scale: float | None, landmark_mask: Tensor | None, options: Inversion
+) -> tuple[Tensor, NewtonStart | Tensor]:
+    """The matrix that Newton's method inverts [B, H, m, m], with its ridge, and its start."""
+    check_inverse(options)
     A = soft_kernel(landmarks, scale=scale, landmark_mask=landmark_mask)
-    return newton_residuals(_add_ridge(A, ridge), iterations=iterations, start=soft_start(A, normalize, start))
+    return _add_ridge(A, options.ridge), soft_start(A, options.normalize, options.start)
 
 
 @without_autocast
