@@ -41,17 +41,14 @@ def count_operations(model: nn.Module, images: Tensor) -> Operations:
             return Operations(macs, macs - count_macs(lambda: model(images)))
 
 
-# options of SOFT with a direct inverse; those of Newton's iteration have their default
-DIRECT = {"inverse": "cholesky", "ridge": 1.0, "iterations": 20, "start": "norm", "gradient": "one_step"}
-
-
 @contextmanager
 def _direct_inverses(model: nn.Module) -> Iterator[None]:
     """Let SOFT invert by a direct solve, which has no matrix products that are counted."""
     cores = [module for module in model.modules() if isinstance(module, SoftCore)]
     options = [core.options for core in cores]
     for core in cores:
-        core.options = {**core.options, **DIRECT}
+        kept = {key: value for key, value in core.options.items() if key not in ("iterations", "start", "gradient")}
+        core.options = {**kept, "inverse": "cholesky", "ridge": 1.0}
     try:
         yield
     finally:
