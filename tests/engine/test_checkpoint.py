@@ -15,7 +15,11 @@ from softline.files import write_json, write_whole
 from tests.engine.small import small_recipe, write_images
 from tests.engine.test_train import assert_equal_weights, weights
 
-CONTENT = {"state_dict": {"weight": torch.arange(6.0)}, "recipe": {}, "step": 3}
+CONTENT = {
+    **{"arch": "small", "state_dict": {"weight": torch.arange(6.0)}, "state_dict_ema": None, "optimizer": {}},
+    **{"scaler": None, "step": 3, "epoch": 0, "metrics": {}, "evaluated_step": None, "best": {}},
+    **{"recipe": {}, "facts": {}},
+}
 
 
 def start(root, script, *, new_group=False):
@@ -72,11 +76,12 @@ def test_full_disk_keeps_the_previous_checkpoint_and_says_why(tmp_path):
         """
         import resource, signal, torch
         from softline.engine.checkpoint import save_checkpoint
-        save_checkpoint(root / "last.pt", {"state_dict": {"weight": torch.arange(6.0)}, "recipe": {}, "step": 3})
+        from tests.engine.test_checkpoint import CONTENT
+        save_checkpoint(root / "last.pt", CONTENT)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
         try:
-            save_checkpoint(root / "last.pt", {"state_dict": {"weight": torch.randn(100_000)}, "recipe": {}, "step": 4})
+            save_checkpoint(root / "last.pt", {**CONTENT, "state_dict": {"weight": torch.randn(100_000)}, "step": 4})
         except OSError as error:
             print(error)
         """,
@@ -93,7 +98,8 @@ def test_kill_while_saving_keeps_the_previous_checkpoint(tmp_path):
         """
         import os, signal, torch
         from softline.engine.checkpoint import save_checkpoint
-        save_checkpoint(root / "last.pt", {"state_dict": {"weight": torch.arange(6.0)}, "recipe": {}, "step": 3})
+        from tests.engine.test_checkpoint import CONTENT
+        save_checkpoint(root / "last.pt", CONTENT)
         import softline.engine.checkpoint as checkpoint
         written = checkpoint._Remembering.write
         def write_some_and_die(self, data):
@@ -101,7 +107,7 @@ def test_kill_while_saving_keeps_the_previous_checkpoint(tmp_path):
             self.file.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         checkpoint._Remembering.write = write_some_and_die
-        save_checkpoint(root / "last.pt", {"state_dict": {"weight": torch.randn(100_000)}, "recipe": {}, "step": 4})
+        save_checkpoint(root / "last.pt", {**CONTENT, "state_dict": {"weight": torch.randn(100_000)}, "step": 4})
         """,
     )
     process.communicate(timeout=120)

@@ -179,7 +179,7 @@ def test_convert_writes_what_timm_loads(tmp_path, capsys):
 
 def test_convert_does_not_overwrite_and_asks_when_unsure(tmp_path):
     model = timm.create_model("soft_release_tiny", device="meta").to_empty(device="cpu")
-    torch.save(model.state_dict(), tmp_path / "ours.pth")
+    torch.save({name: torch.zeros_like(value) for name, value in model.state_dict().items()}, tmp_path / "ours.pth")
     (tmp_path / "there").mkdir()
     with pytest.raises(ValueError, match="exists already; choose another directory"):
         convert_official(tmp_path / "ours.pth", tmp_path / "there")

@@ -1,13 +1,76 @@
 """Creating timm models, softline's own included, for a given image size."""
 
 import difflib
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import timm
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from softline.backbones import MODEL_NAMES
 from softline.errors import UserError
+from softline.plain import check_entries, check_plain, read_json
+from softline.weights.reading import check_regular, load_official
+
+# arguments of timm.create_model, and of the functions that it calls, which name files to read or addresses to fetch
+SOURCE_OPTIONS = ("cache_dir", "checkpoint_path", "model_name", "pretrained")
+MAX_NUMBER = 10**7
+# timm's names of the weights in a directory
+SAVED_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
+# what a saved model says of its images and classes; where its weights came from is not asked
+SAVED_CFG = {
+    **{"input_size": list[int], "test_input_size": list[int], "mean": list[float], "std": list[float]},
+    **{"interpolation": str, "crop_pct": float, "test_crop_pct": float, "crop_mode": str, "fixed_input_size": bool},
+    **{"num_classes": int, "label_names": list[str], "classifier": str | list[str], "first_conv": str | list[str]},
+    **{"pool_size": list[int] | None, "architecture": str, "tag": str},
+}
+# what a constructor may raise for an argument that it does not expect
+UNBUILDABLE = (
+    *(AssertionError, AttributeError, LookupError, MemoryError, OverflowError, RecursionError, RuntimeError),
+    *(TypeError, ValueError, ZeroDivisionError),
+)
+
+
+@contextmanager
+def building(what: str) -> Iterator[None]:
+    """Turn whatever a constructor raises about its arguments into a UserError that begins with ``what``."""
+    try:
+        yield
+    except UserError:
+        raise
+    except UNBUILDABLE as error:
+        raise UserError(f"{what}: {str(error) or type(error).__name__}") from error
+
+
+@contextmanager
+def no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Stop building a network as soon as it has more parameters than its weights have numbers.
+
+    A recipe of a few bytes can ask for a network that no memory holds, or for layers without end.
+    """
+    limit, total = sum(tensor.numel() for tensor in weights.values()), 0
+    thread = threading.get_ident()
+
+    def count(module: nn.Module, name: str, parameter: Any) -> None:
+        nonlocal total
+        # the hook is for all threads
+        if threading.get_ident() == thread and parameter is not None:
+            total += parameter.numel()
+            # layers that share a parameter, and classifiers that are replaced, count twice
+            if total > 2 * limit + 10**6:
+                raise UserError(
+                    f"its description is that of a network of more than the {limit:,} numbers of its weights"
+                )
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def set_image_size(model: nn.Module, name: str, size: int) -> None:
@@ -29,7 +92,7 @@ def create_for_size(name: str, size: int | None, **options: Any) -> Any:
         return _create(name, options)
     try:
         model = timm.create_model(name, img_size=size, **options)
-    except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+    except UNBUILDABLE as error:
         # if it also fails without the size, the cause is something else, and this call reports it
         model = _create(name, options)
         if isinstance(error, TypeError) and "img_size" in str(error):
@@ -41,13 +104,81 @@ def create_for_size(name: str, size: int | None, **options: Any) -> Any:
     return model
 
 
+def create_saved(path: Path) -> nn.Module:
+    """Create the model that timm saved in a directory, with its weights, as "local-dir:" does.
+
+    config.json and the weights are read by softline, which executes nothing in them; timm is given their content.
+    """
+    config = _saved_config(path / "config.json")
+    name, options, cfg = config["architecture"], config.get("model_args", {}), config["pretrained_cfg"]
+    check_architecture(name)
+    check_model_options(options, "model_args")
+    found = [path / file for file in SAVED_WEIGHTS if (path / file).exists()]
+    if not found:
+        raise UserError(f"there are no weights: expected one of {', '.join(SAVED_WEIGHTS)}")
+    weights = load_official(found[0])
+    with building(f"{name} cannot be built from its config.json and {found[0].name}"), no_larger_than(weights):
+        model: nn.Module = timm.create_model(
+            name, pretrained=True, pretrained_cfg=cfg, pretrained_cfg_overlay={"state_dict": weights}, **options
+        )
+    # the weights are not part of the model's description
+    model.pretrained_cfg.pop("state_dict", None)  # type: ignore[operator, union-attr]
+    return model
+
+
+def _saved_config(file: Path) -> dict[str, Any]:
+    check_regular(file)
+    config = read_json(file.read_bytes(), file.name)
+    check_plain(config, file.name)
+    check_entries(config, {"architecture": str}, file.name)
+    # older versions of timm have one dictionary for everything
+    cfg = config.get("pretrained_cfg", config)
+    check_entries(cfg, {}, f"pretrained_cfg in {file.name}")
+    cfg = {**cfg, **{key: config[key] for key in ("num_classes", "label_names") if key in config}}
+    cfg = {key: value for key, value in cfg.items() if key in SAVED_CFG and value is not None}
+    check_entries(cfg, {key: kind for key, kind in SAVED_CFG.items() if key in cfg}, f"pretrained_cfg in {file.name}")
+    for key, length in {"input_size": 3, "test_input_size": 3}.items():
+        if key in cfg and (len(cfg[key]) != length or min(cfg[key]) < 1):
+            raise UserError(f"{key} in {file.name} must be {length} positive numbers, got {cfg[key]}")
+    check_entries(config, {"model_args": dict} if "model_args" in config else {}, file.name)
+    return {**config, "pretrained_cfg": cfg}
+
+
 def _create(name: str, options: dict[str, Any]) -> Any:
-    try:
-        return timm.create_model(name, **options)
-    except TypeError as error:
-        raise UserError(f"model.options of {name}: {error}") from error
-    except (AssertionError, RuntimeError, ZeroDivisionError) as error:
-        raise UserError(f"{name} cannot be built: {error}") from error
+    with building(f"{name} cannot be built"):
+        try:
+            return timm.create_model(name, **options)
+        except TypeError as error:
+            raise UserError(f"model.options of {name}: {error}") from error
+
+
+def check_model_options(options: dict[str, Any], where: str) -> None:
+    """Refuse options by which timm would read files or the network, and numbers that no network has."""
+    for name in options:
+        if not isinstance(name, str) or name in SOURCE_OPTIONS or name.startswith("pretrained"):
+            raise UserError(
+                f"{where}.{name} is refused: it makes timm read other files or the network; a recipe names weights by "
+                "model.pretrained or model.checkpoint"
+            )
+        largest = max((abs(number) for number in _numbers(options[name])), default=0)
+        if largest > MAX_NUMBER:
+            raise UserError(f"{where}.{name} is refused: {largest:,} is more than the {MAX_NUMBER:,} of any network")
+
+
+def _numbers(value: Any) -> list[int]:
+    if isinstance(value, dict | list | tuple):
+        return [number for item in (value.values() if isinstance(value, dict) else value) for number in _numbers(item)]
+    return [value] if isinstance(value, int) else []
+
+
+def check_architecture(name: str) -> None:
+    """Check that a name is that of a model, and not of a place where timm would look for one."""
+    if ":" in name or "/" in name:
+        raise UserError(
+            f"model.name must be the name of a model, such as softpp_tiny, not a place to read it from, got {name!r}; "
+            "the weights of a directory are its model.safetensors, which model.checkpoint can name"
+        )
+    check_model_name(name)
 
 
 def check_model_name(name: str) -> None:

@@ -12,11 +12,11 @@ def given_options(options: argparse.Namespace, listed: Sequence[str]) -> dict[st
 
     An option without a value is a switch, and true.
     """
-    from softline.measure.cases import option_value
+    from softline.plain import read_yaml
 
     given = {name: getattr(options, name) for name in listed}
     further = {
-        name: True if text is None else option_value(f"--{name.replace('_', '-')}", text)
+        name: True if text is None else read_yaml(text, f"--{name.replace('_', '-')} {text!r}")
         for name, text in pairs(options.overrides).items()
     }
     return {name: value for name, value in given.items() if value is not None and value is not False} | further

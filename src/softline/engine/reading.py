@@ -17,6 +17,7 @@ from softline.checks import check_option
 from softline.engine.recipe import Recipe
 from softline.engine.task import TASKS
 from softline.errors import UserError
+from softline.plain import check_plain, read_yaml
 
 
 def list_recipes() -> list[str]:
@@ -40,6 +41,7 @@ def read_recipe(content: dict[str, Any], overrides: Sequence[str] = (), *, where
     from jsonargparse import ArgumentError
 
     try:
+        check_plain(content, "the recipe")
         if "task" not in content:
             raise UserError(f"missing key task: one of {', '.join(TASKS)}")
         check_option("task", content["task"], TASKS)
@@ -102,32 +104,10 @@ def check_recipe_name(name: str) -> None:
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
-    import yaml
-    from jsonargparse import get_loader
-
-    try:
-        # safe, and unlike yaml's own reads 1e-3 as a number
-        content = get_loader("yaml")(text)
-        _check_duplicates(yaml.compose(text, yaml.SafeLoader), where)
-    except yaml.YAMLError as error:
-        raise UserError(f"{where} is not YAML: {_tidy(str(error))}") from None
+    content = read_yaml(text, where)
     if not isinstance(content, dict):
         raise UserError(f"{where} must hold keys and values, such as 'task: classification', got {content!r}")
     return content
-
-
-def _check_duplicates(node: Any, where: str) -> None:
-    """Refuse repeated keys, of which YAML silently keeps the last."""
-    import yaml
-
-    if not isinstance(node, yaml.MappingNode):
-        return
-    seen = set()
-    for key, value in node.value:
-        if key.value in seen:
-            raise UserError(f"{where}, line {key.start_mark.line + 1}: the key {key.value} is there twice")
-        seen.add(key.value)
-        _check_duplicates(value, where)
 
 
 def _resolve(content: dict[str, Any], folder: Path, chain: tuple[str, ...]) -> dict[str, Any]:
@@ -245,18 +225,7 @@ def _value(key: str, text: str, kind: type[Any]) -> Any:
         return _value(rest, text, section)
     if annotation is str or (annotation == str | None and text != "null"):
         return text
-    return yaml_value(key, text)
-
-
-def yaml_value(key: str, text: str) -> Any:
-    """Read one value in YAML, where 1e-3 is a number, unlike in PyYAML."""
-    import yaml
-    from jsonargparse import get_loader
-
-    try:
-        return get_loader("yaml")(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{key} must be YAML, got {text!r}: {_tidy(str(error))}") from None
+    return read_yaml(text, f"--{key} {text!r}")
 
 
 def _suggest(key: str, keys: Sequence[str], prefix: str = "") -> str:

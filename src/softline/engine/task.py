@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias,
 from softline.checks import check_option
 from softline.engine.recipe import Recipe
 from softline.errors import UserError
+from softline.plain import check_entries
 from softline.registry import Registry
 
 if TYPE_CHECKING:
@@ -103,6 +104,9 @@ class TaskDefinition(ABC, Generic[R]):
     def trained(self, model: "nn.Module", recipe: R, facts: Mapping[str, Any]) -> "Trained":
         """Wrap a network that has its trained weights."""
 
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        """Raise UserError unless facts from a checkpoint are what `network` and `trained` need."""
+
     def settled(self, recipe: R) -> R:
         """Spell out what the recipe leaves to its model, so that other models can be trained in the same way."""
         return recipe
@@ -125,3 +129,10 @@ def build_task(recipe: Recipe, setup: Setup | None = None) -> Task:
         # before the data, which may take minutes to read
         raise UserError(f"model.checkpoint: no such file: {checkpoint}")
     return definition_of(recipe).build(recipe, setup or Setup())
+
+
+def check_classes(facts: Mapping[str, Any]) -> None:
+    """Check that the facts of a checkpoint name the classes, as those of most tasks do."""
+    check_entries(facts, {"classes": list[str]}, "facts")
+    if not facts["classes"]:
+        raise UserError("facts name no classes")

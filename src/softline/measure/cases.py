@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
-import yaml
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -22,6 +21,7 @@ from softline.checks import check_at_least, check_option
 from softline.errors import UserError
 from softline.layers.blocks import PreNormBlock
 from softline.layers.grid import GridSize
+from softline.plain import read_yaml
 
 Mode = Literal["infer", "train"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -449,26 +449,5 @@ def parse_model(text: str) -> ModelCase:
         key, equals, value = part.partition("=")
         if not equals or not key.strip().isidentifier():
             raise UserError(f"options of a model are KEY=VALUE,... as in softpp_tiny:attention=inline; got {text!r}")
-        options[key.strip()] = option_value(f"{key.strip()} of {name}", value)
+        options[key.strip()] = read_yaml(value, f"{key.strip()}={value} of {name}")
     return ModelCase(text, name, options)
-
-
-class OptionLoader(yaml.SafeLoader):
-    """A YAML reader that takes 1e-3 for a number, as YAML 1.2 does; PyYAML by itself wants 1.0e-3."""
-
-
-OptionLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def option_value(name: str, text: str) -> Any:
-    """Read the value of an option as YAML.
-
-    name: what an error message calls the option.
-    """
-    try:
-        # OptionLoader is a SafeLoader: it creates plain values only
-        return yaml.load(text, OptionLoader)
-    except yaml.YAMLError as error:
-        raise UserError(f"{name} must be YAML, got {text!r}: {' '.join(str(error).split())}") from None

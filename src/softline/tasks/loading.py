@@ -1,13 +1,18 @@
-"""From a checkpoint, or the name of a published model, to a model that can be used."""
+"""From a checkpoint, or the name of a published model, to a model that can be used.
+
+Opening a file or a directory reads nothing else, and makes no request: the recipe in a checkpoint describes a network
+and never a place from which something could be fetched.
+"""
 
 from pathlib import Path
 
+from softline.backbones.creation import no_larger_than
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.reading import read_recipe
 from softline.engine.task import definition_of
 from softline.engine.trained import Trained
 from softline.errors import UserError
-from softline.tasks.classification.trained import load_published
+from softline.tasks.classification.trained import load_directory, load_published
 from softline.weights.renaming import check_keys
 
 
@@ -18,8 +23,8 @@ def load_trained(source: str) -> Trained:
         if not (path / "config.json").is_file():
             inside = " (there is a best.pt in it)" if (path / "best.pt").is_file() else ""
             raise UserError(f"{path} is a directory without timm's config.json: name a checkpoint file{inside}")
-        return load_published(f"local-dir:{path}")
-    if path.is_file() or path.suffix in (".pt", ".pth"):
+        return load_directory(path)
+    if path.exists() or path.suffix in (".pt", ".pth"):
         return _load_checkpoint(path)
     # timm publishes classifiers
     return load_published(source)
@@ -27,10 +32,15 @@ def load_trained(source: str) -> Trained:
 
 def _load_checkpoint(path: Path) -> Trained:
     content = load_checkpoint(path)
-    recipe = read_recipe(content["recipe"], where=str(path))
+    recipe, facts = read_recipe(content["recipe"], where=str(path)), content["facts"]
     definition = definition_of(recipe)
-    model = definition.network(recipe, content["facts"])
     weights = content["state_dict"] if content["state_dict_ema"] is None else content["state_dict_ema"]
+    try:
+        definition.check_facts(facts)
+        with no_larger_than(weights):
+            model = definition.network(recipe, facts)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     check_keys(model, weights, f"{recipe.model.name} ({path})")
     model.load_state_dict(weights)
-    return definition.trained(model, recipe, content["facts"])
+    return definition.trained(model, recipe, facts)

@@ -10,7 +10,7 @@ from timm.layers import freeze_batch_norm_2d
 from torch import Tensor, nn
 
 from softline.backbones.backbone import fit_positions
-from softline.backbones.creation import check_model_name, create_for_size
+from softline.backbones.creation import building, check_architecture, check_model_options, create_for_size
 from softline.engine.recipe import ModelRecipe
 from softline.engine.task import Notify, log
 from softline.errors import UserError
@@ -30,13 +30,19 @@ class ChannelData(Protocol):
 
 def build_model(recipe: ModelRecipe, num_classes: int, image_size: int | None = None) -> nn.Module:
     """Create the model, with a classifier for the classes and position embeddings for the images."""
-    check_model_name(recipe.name)
+    check_network(recipe)
     options: dict[str, Any] = {"num_classes": num_classes, **recipe.options}
     model = create_for_size(recipe.name, image_size, pretrained=recipe.pretrained, **options)
     if recipe.checkpoint is not None:
         load_weights(model, recipe.checkpoint, name=recipe.name)
     network = prepare_network(model, recipe)
     return network.to(memory_format=torch.channels_last) if recipe.channels_last else network
+
+
+def check_network(recipe: ModelRecipe) -> None:
+    """Check that name and options describe a network, and no place from which timm would read one."""
+    check_architecture(recipe.name)
+    check_model_options(recipe.options, "model.options")
 
 
 def prepare_network(network: Any, recipe: ModelRecipe) -> nn.Module:
@@ -69,7 +75,7 @@ def _classifier_name(model: nn.Module) -> str:
 
 def build_body(recipe: ModelRecipe, *, notify: Notify = log.info) -> nn.Module:
     """Create the backbone as a features_only model of timm, whose stages a head reads."""
-    check_model_name(recipe.name)
+    check_network(recipe)
     body: nn.Module = create_for_size(
         recipe.name, None, pretrained=recipe.pretrained, features_only=True, **recipe.options
     )
@@ -109,7 +115,5 @@ def channel_statistics(model: nn.Module, data: ChannelData) -> tuple[tuple[float
 def with_head(
     heads: Mapping[str, Callable[..., nn.Module]], recipe: Any, body: nn.Module, num_classes: int, **given: Any
 ) -> nn.Module:
-    try:
+    with building(f"head.options of {recipe.name}"):
         return heads[recipe.name](body, num_classes, **{**given, **recipe.options})
-    except TypeError as error:
-        raise UserError(f"head.options of {recipe.name}: {error}") from None

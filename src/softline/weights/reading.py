@@ -1,8 +1,15 @@
-"""Reading the checkpoint files of the papers' official releases without executing pickled code."""
+"""Reading weight files without executing code in them.
+
+Every file of weights that softline opens goes through here: checkpoints of softline, timm and the papers' authors, as
+zip archives of torch or as safetensors. A file is checked before it is read: that it is complete, that its entries are
+not compressed, and that its pickle asks for nothing but tensors and plain values. torch's restricted unpickler alone
+would also create bytearrays and tensors of any size for a file of a few bytes.
+"""
 
 import argparse
 import pickle
-import re
+import pickletools
+import stat
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -19,6 +26,26 @@ from softline.errors import UserError
 
 # entries of a checkpoint that may hold its weights; averaged weights come first, as the papers evaluate those
 WEIGHT_ENTRIES = ("state_dict_ema", "model_ema", "state_dict", "model")
+_STORAGES = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
+# what a pickle of tensors and plain values asks for
+TENSORS = {
+    "collections.OrderedDict",
+    "torch._utils._rebuild_parameter",
+    "torch._utils._rebuild_tensor_v2",
+    *(f"torch.{kind}Storage" for kind in _STORAGES),
+}
+# the function by which numpy unpickles a scalar; its module differs between versions of numpy
+_SCALARS = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+# the settings that the releases save beside the weights, read as plain data
+SETTINGS: dict[str, Any] = {
+    "argparse.Namespace": argparse.Namespace,
+    "yacs.config.CfgNode": OrderedDict,
+    "numpy.dtype": np.dtype,
+    "numpy.dtypes.Float64DType": type(np.dtype(np.float64)),
+    **dict.fromkeys(_SCALARS, np.float64(0).__reduce__()[0]),
+}
+# the numbers of numpy's scalars are bytes, which old pickles encode
+_SETTINGS_ONLY = {*SETTINGS, "_codecs.encode"}
 
 
 def load_official(path: str | Path) -> dict[str, Tensor]:
@@ -27,53 +54,120 @@ def load_official(path: str | Path) -> dict[str, Tensor]:
     Averaged (EMA) weights are preferred if the file has them.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"no such file: {path}")
-    try:
-        content = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
-    except pickle.UnpicklingError as error:
-        asked = re.search(r"(?:Unsupported global: GLOBAL|Trying to load unsupported GLOBAL) (\S+)", str(error))
-        what = f"it asks to run {asked[1]}" if asked else "it cannot be read without running code in it"
-        raise UserError(f"{path} is refused: {what}") from error
-    except (SafetensorError, RuntimeError) as error:
-        raise UserError(f"{path} is truncated or not a checkpoint: {str(error).splitlines()[0]}") from error
-    return _weights(content, path)
-
-
-def check_archive(path: Path) -> None:
-    """Check that a file is a zip archive, as torch writes them, and its checksums, which torch does not verify."""
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"{path} is truncated or not a checkpoint: torch has written zip archives since 1.6")
-    with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise UserError(f"{path} is corrupt: the checksum of {damaged} is wrong")
-
-
-def _load_pickle(path: Path) -> Any:
-    """Read with torch's restricted unpickler, which also accepts the types of the releases' settings as plain data."""
-    check_archive(path)
-    # the function by which numpy unpickles a scalar; its module differs between versions of numpy
-    type_of_scalar = np.float64(0).__reduce__()[0]
-    harmless: list[Any] = [
-        argparse.Namespace,
-        (OrderedDict, "yacs.config.CfgNode"),
-        np.dtype,
-        type(np.dtype(np.float64)),
-    ]
-    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        harmless.append((type_of_scalar, f"{module}.scalar"))
-    with torch.serialization.safe_globals(harmless):
-        return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _weights(content: Any, path: Path) -> dict[str, Tensor]:
+    content: Any = _read_safetensors(path) if path.suffix == ".safetensors" else read_archive(path, settings=True)
     if isinstance(content, Mapping):
         for entry in WEIGHT_ENTRIES:
             if isinstance(content.get(entry), Mapping):
                 content = content[entry]
                 break
-    named = isinstance(content, Mapping) and all(isinstance(k, str) for k in content)
-    if not named or not content or not all(isinstance(v, Tensor) for v in content.values()):
+    named = isinstance(content, Mapping) and all(isinstance(key, str) for key in content)
+    if not named or not content or not all(isinstance(value, Tensor) for value in content.values()):
         raise UserError(f"{path} holds no state dict (a mapping of names to tensors, or one under {WEIGHT_ENTRIES})")
+    check_tensors(content, str(path))
     return {key.removeprefix("module."): value for key, value in content.items()}
+
+
+def read_archive(path: Path, *, settings: bool = False) -> Any:
+    """Read a zip archive that torch wrote: tensors, numbers, texts, lists and dictionaries.
+
+    settings: also accept what the papers' releases save beside the weights, as plain data.
+    """
+    _check_archive(path, TENSORS | _SETTINGS_ONLY if settings else TENSORS)
+    try:
+        with torch.serialization.safe_globals([(kind, name) for name, kind in SETTINGS.items()] if settings else []):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # a pickle that was not written by torch may fail anywhere in torch's unpickler
+        raise UserError(f"{path} is not a checkpoint: {_first_line(error)}") from error
+
+
+def check_tensors(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Check that each tensor is an ordinary one, whose numbers are all in the file, and that they are finite."""
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+            raise UserError(f"{name} in {where} must be an ordinary tensor, got {tensor.layout} on {tensor.device}")
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise UserError(f"{name} in {where} is out of proportion: {tuple(tensor.shape)} from fewer numbers")
+    if (bad := first_nonfinite_weight(tensors)) is not None:
+        raise UserError(f"{bad} in {where} is not finite: the weights cannot be used")
+
+
+def first_nonfinite_weight(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that has a number which is infinite or not a number."""
+    floating = ((name, tensor) for name, tensor in tensors.items() if tensor.is_floating_point())
+    return next((name for name, tensor in floating if not tensor.isfinite().all()), None)
+
+
+def check_regular(path: Path) -> None:
+    """Check that there is a file, and not a directory, a pipe or a device, which would wait for a writer forever."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"no such file: {path}") from None
+    except ValueError as error:
+        raise UserError(f"no such file: {str(path)!r} ({error})") from None
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{path} is not a regular file")
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    check_regular(path)
+    try:
+        return load_file(path)
+    except (SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is truncated or not a checkpoint: {_first_line(error)}") from error
+
+
+def _check_archive(path: Path, allowed: set[str]) -> None:
+    """Check the entries of a zip archive, their checksums, which torch ignores, and what its pickle asks for."""
+    check_regular(path)
+    try:
+        if not zipfile.is_zipfile(path):
+            raise UserError(f"{path} is truncated or not a checkpoint: torch has written zip archives since 1.6")
+        with zipfile.ZipFile(path) as archive:
+            _check_sizes(archive, path)
+            damaged = archive.testzip()
+            if damaged is not None:
+                raise UserError(f"{path} is corrupt: the checksum of {damaged} is wrong")
+            pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            if len(pickles) != 1:
+                raise UserError(f"{path} is not a checkpoint: torch writes one data.pkl, found {len(pickles)}")
+            _check_pickle(archive.read(pickles[0]), path, allowed)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is corrupt: {_first_line(error)}") from error
+
+
+def _check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
+    entries = archive.infolist()
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise UserError(f"{path} is refused: {entry.filename} is compressed, and torch compresses nothing")
+    if len({entry.filename for entry in entries}) != len(entries):
+        raise UserError(f"{path} is refused: it has several entries of one name")
+    total, size = sum(entry.file_size for entry in entries), path.stat().st_size
+    if total > size:
+        raise UserError(f"{path} is refused: its entries claim {total:,} bytes, and the file has {size:,}")
+
+
+def _check_pickle(content: bytes, path: Path, allowed: set[str]) -> None:
+    """Refuse a pickle that asks for anything but ``allowed``; nothing in it is executed."""
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            if opcode.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):
+                raise UserError(f"{path} is refused: its pickle uses {opcode.name}, which torch never writes")
+            if opcode.name == "GLOBAL" and (asked := str(argument).replace(" ", ".")) not in allowed:
+                raise UserError(
+                    f"{path} is refused: it asks to run {asked}, and weights consist of tensors, numbers and text"
+                )
+    except UserError:
+        raise
+    except (ValueError, pickle.UnpicklingError, IndexError, MemoryError) as error:
+        raise UserError(f"{path} is corrupt: its pickle cannot be read ({_first_line(error)})") from error
+
+
+def _first_line(error: Exception) -> str:
+    # torch's own messages advise to execute the file
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text if isinstance(error, RuntimeError | OSError | ValueError | zipfile.BadZipFile) else type(error).__name__

@@ -70,6 +70,11 @@ def check_keys(model: nn.Module, state_dict: Mapping[str, Tensor], name: str) ->
             for key in own
             if key in state_dict and state_dict[key].shape != own[key].shape
         ],
+        "of another kind": [
+            f"{key} {state_dict[key].dtype} (expected {own[key].dtype})"
+            for key in own
+            if key in state_dict and own[key].is_floating_point() and not state_dict[key].is_floating_point()
+        ],
     }
     found = [
         f"{len(keys)} {what}: {', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''}"

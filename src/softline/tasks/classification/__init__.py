@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from softline.engine.task import Setup, TaskDefinition
+from softline.engine.task import Setup, TaskDefinition, check_classes
 from softline.tasks.classification.recipe import ClassificationRecipe
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ class ClassificationDefinition(TaskDefinition[ClassificationRecipe]):
         from softline.tasks.classification.build import build_classification
 
         return build_classification(recipe, setup)
+
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        check_classes(facts)
 
     def network(self, recipe: ClassificationRecipe, facts: Mapping[str, Any]) -> "nn.Module":
         from softline.tasks.networks import build_model

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from softline.attention.hooks import uncapped_landmarks
-from softline.backbones.creation import check_model_name, set_image_size
+from softline.backbones.creation import check_model_name, create_saved, set_image_size
 from softline.checks import check_integer
 from softline.data.images import in_order, open_source
 from softline.data.images.single import read_image
@@ -128,6 +129,21 @@ def load_published(name: str) -> Classifier:
         model = timm.create_model(name, pretrained=True)
     except RuntimeError as error:
         raise UserError(f"{name}: {error}") from error
+    return _as_classifier(model, name)
+
+
+def load_directory(path: Path) -> Classifier:
+    """Create the model in a directory that timm saved; softline reads the files, and timm sees what is in them."""
+    try:
+        return _as_classifier(create_saved(path), str(path))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _as_classifier(model: nn.Module, name: str) -> Classifier:
     cfg: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
     classes = cfg.get("label_names") or ()
-    return Classifier(str(cfg.get("architecture") or name), model, classes, image_settings(model))
+    settings = image_settings(model)
+    # raises if the model's description of its images makes no sense
+    eval_image_transform(settings)
+    return Classifier(str(cfg.get("architecture") or name), model, classes, settings)

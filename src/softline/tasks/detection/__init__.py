@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from softline.engine.task import Setup, TaskDefinition
+from softline.engine.task import Setup, TaskDefinition, check_classes
 from softline.tasks.detection.recipe import DetectionRecipe
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ class DetectionDefinition(TaskDefinition[DetectionRecipe]):
         from softline.tasks.detection.build import build_detection
 
         return build_detection(recipe, setup)
+
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        check_classes(facts)
 
     def network(self, recipe: DetectionRecipe, facts: Mapping[str, Any]) -> "nn.Module":
         from softline.tasks.detection.build import build_detector

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from softline.engine.task import Setup, TaskDefinition
+from softline.engine.task import Setup, TaskDefinition, check_classes
 from softline.tasks.segmentation.recipe import SegmentationRecipe
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ class SegmentationDefinition(TaskDefinition[SegmentationRecipe]):
         from softline.tasks.segmentation.build import build_segmentation
 
         return build_segmentation(recipe, setup)
+
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        check_classes(facts)
 
     def network(self, recipe: SegmentationRecipe, facts: Mapping[str, Any]) -> "nn.Module":
         from softline.tasks.segmentation.build import build_segmenter

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from softline.engine.task import Setup, TaskDefinition
+from softline.engine.task import Setup, TaskDefinition, check_classes
+from softline.plain import check_entries
 from softline.tasks.sequence.recipe import SequenceRecipe
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ class SequenceDefinition(TaskDefinition[SequenceRecipe]):
         from softline.tasks.sequence.build import build_sequence
 
         return build_sequence(recipe, setup)
+
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        check_classes(facts)
+        check_entries(facts, {"vocabulary": int, "positions": int, "parts": int}, "facts")
 
     def network(self, recipe: SequenceRecipe, facts: Mapping[str, Any]) -> "nn.Module":
         from softline.tasks.sequence.build import sequence_model
