@@ -160,9 +160,10 @@ def edit(directory, **changes):
     (directory / "config.json").write_text(json.dumps({**config, **changes}))
 
 
-def test_a_saved_model_comes_back(saved):
+@pytest.mark.parametrize("prefix", ["", "local-dir:"])
+def test_a_saved_model_comes_back(saved, prefix):
     directory, model = saved
-    trained = load_trained(str(directory))
+    trained = load_trained(f"{prefix}{directory}")
     assert trained.classes == ("a", "b", "c")
     assert trained.name == "softpp_micro"
     images = torch.randn(2, 3, 64, 64)
@@ -176,8 +177,9 @@ def test_weights_as_a_pickle_are_read_and_never_run(saved, tmp_path):
     torch.save(weights, directory / "pytorch_model.bin")
     assert torch.equal(load_trained(str(directory)).model.state_dict()["head.bias"], model.head.bias)
     torch.save({**weights, "evil": Evil(str(tmp_path / "ran"))}, directory / "pytorch_model.bin")
-    with pytest.raises(UserError, match="it asks to run"):
-        load_trained(str(directory))
+    for prefix in ("", "local-dir:"):
+        with pytest.raises(UserError, match="it asks to run"):
+            load_trained(f"{prefix}{directory}")
     assert not (tmp_path / "ran").exists()
 
 

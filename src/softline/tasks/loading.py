@@ -18,13 +18,14 @@ from softline.weights.renaming import check_keys
 
 def load_trained(source: str) -> Trained:
     """Load a checkpoint of `train`, a directory that timm saved, or a model with published weights by its name."""
-    path = Path(source)
+    # timm's own name of a directory
+    path = Path(source.removeprefix("local-dir:"))
     if path.is_dir():
         if not (path / "config.json").is_file():
             inside = " (there is a best.pt in it)" if (path / "best.pt").is_file() else ""
             raise UserError(f"{path} is a directory without timm's config.json: name a checkpoint file{inside}")
         return load_directory(path)
-    if path.exists() or path.suffix in (".pt", ".pth"):
+    if path.exists() or path.suffix in (".pt", ".pth") or source.startswith("local-dir:"):
         return _load_checkpoint(path)
     # timm publishes classifiers
     return load_published(source)
