@@ -59,14 +59,22 @@ def read_yaml(text: str, where: str) -> Any:
 
 
 def read_json(text: str | bytes, where: str) -> Any:
-    """Read a JSON document; ``where`` is what messages call it."""
+    """Read a JSON document; repeated keys are refused. ``where`` is what messages call it."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_without_repetition)
     except RecursionError:
         raise UserError(f"{where} is nested too deeply") from None
     except ValueError as error:
         # also UnicodeDecodeError, and integers of more than 4,300 digits
         raise UserError(f"{where} is not JSON: {error}") from None
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {_short(next(name for name in content if names.count(name) > 1))} is there twice")
+    return content
 
 
 def check_plain(value: Any, where: str) -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from PIL import Image
@@ -5,6 +7,7 @@ from PIL import Image
 from softline.analysis.subjects import choose_pictures, choose_sets, open_subject, open_subjects, read_pictures
 from softline.data.images.photographs import PHOTOGRAPHS, open_photograph
 from softline.engine.train import train
+from softline.errors import UserError
 from tests.engine.small import small_recipe, write_images
 
 
@@ -108,3 +111,10 @@ def test_models_without_attention_to_show_are_refused():
         open_subject("runs/nowhere/best")
     with pytest.raises(ValueError, match="softpp_tny"):
         open_subject("softpp_tny")
+
+
+@pytest.mark.parametrize("source", ["hfds/someone/pictures", "torch/cifar10", "fashion-mnist", "wds/shards"])
+def test_the_data_that_a_checkpoint_names_is_not_fetched(source):
+    subject = replace(open_subject("softpp_micro"), data=(source, "val", None))
+    with pytest.raises(UserError, match=f"the images of {source}.* may have to be fetched: name files by --images"):
+        choose_pictures(subject, [], 1)

@@ -22,6 +22,15 @@ def picture() -> Callable[..., bytes]:
 
 
 @pytest.fixture
+def postscript(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """The bytes of an EPS file, which Pillow draws by Ghostscript; the test fails if that is started."""
+    # Pillow loads its plugins when it first meets an unknown file
+    Image.init()
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+    return b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 7\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+@pytest.fixture
 def folder(tmp_path: Path, picture: Callable[..., bytes]) -> Path:
     """train and val, each with 3 images of ant and of bee."""
     for split in ("train", "val"):

@@ -1,7 +1,10 @@
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from softline.data.images import interface
 from softline.explorer import uploads
 from softline.explorer.uploads import RefusedImageError, read_upload
 from tests.explorer.images import write_bomb, write_photo, write_text, write_truncated
@@ -28,6 +31,17 @@ def test_what_is_no_image_is_refused_by_the_visitors_name(tmp_path, write, messa
     write(path)
     with pytest.raises(RefusedImageError, match=message):
         read_upload(path, name="yours.jpg")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: None])
+def test_what_is_no_file_is_refused_by_the_visitors_name(tmp_path, make):
+    make(tmp_path / "stored.png")
+    with pytest.raises(RefusedImageError, match=r"^yours\.jpg is not a file$"):
+        read_upload(tmp_path / "stored.png", name="yours.jpg")
+
+
+def test_the_formats_are_those_of_every_reader():
+    assert uploads.FORMATS is interface.FORMATS
 
 
 def test_a_large_file_is_refused_before_it_is_opened(tmp_path):

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from softline.backbones.creation import create_for_size
 from softline.backbones.inspection import Layer, LayerInput, attention_layers, find_backbone, look
 from softline.checks import check_at_least, check_integer
-from softline.data.images import ImageSource, open_source
+from softline.data.images import ImageSource, is_fetched, open_source
 from softline.data.images.datasets import to_mode
 from softline.data.images.folders import image_extensions, is_image_name
 from softline.data.images.photographs import PHOTOGRAPHS, open_photograph
 from softline.data.images.single import read_image
+from softline.data.reading import walk
 from softline.errors import UserError
 from softline.measure.cases import parse_model
 from softline.tasks.images import eval_image_transform, image_settings
@@ -200,6 +201,10 @@ def own_source(subject: Subject) -> ImageSource:
     if subject.data is None:
         raise UserError(f"{subject.name} has no labelled images of its own: softline did not train it to classify")
     source, split, root = subject.data
+    if is_fetched(source):
+        raise UserError(
+            f"the images of {source}, which {subject.name} names, may have to be fetched: name files by --images"
+        )
     opened = open_source(source, split, root=root)
     if not isinstance(opened, ImageSource):
         raise UserError(f"the images of {source} can only be read in order: name files or folders by --images")
@@ -210,11 +215,16 @@ def read_pictures(paths: Sequence[str], count: int) -> list[Picture]:
     """Read the first ``count`` images of files and folders; folders are searched recursively, in alphabetical order."""
     files: list[Path] = []
     for path in map(Path, paths):
-        found = sorted(file for file in path.rglob("*") if is_image_name(file.name)) if path.is_dir() else [path]
+        found = image_files(path) if path.is_dir() else [path]
         if not found:
             raise UserError(f"{path} holds no images ({image_extensions()})")
         files += found
     return [Picture(file.name, read_image(str(file), "RGB")) for file in files[:count]]
+
+
+def image_files(folder: Path) -> list[Path]:
+    """List the images in a folder and below, in alphabetical order."""
+    return sorted(found.path / name for found in walk(folder, wanted=is_image_name) for name in found.files)
 
 
 def source_pictures(source: ImageSource, count: int) -> list[Picture]:

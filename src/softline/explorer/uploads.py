@@ -7,8 +7,11 @@ from typing import Any
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from softline.data.images.datasets import check_bits
-from softline.data.images.interface import UNREADABLE, CorruptImageError, describe
+from softline.data.images.interface import FORMATS, UNREADABLE, CorruptImageError, describe, open_image
+from softline.data.reading import open_regular
 from softline.errors import UserError
+
+__all__ = ["FORMATS", "MAX_BYTES", "MAX_PIXELS", "RefusedImageError", "read_upload"]
 
 MAX_BYTES = 20 * 2**20
 MAX_PIXELS = 50 * 10**6
@@ -16,7 +19,6 @@ MIN_SIDE = 16
 """Side of one patch of DeiT."""
 MAX_SIDE = 2048
 """Larger images are reduced: the page shows no more, and a session should not hold a camera's whole photograph."""
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 
 
 class RefusedImageError(UserError):
@@ -28,17 +30,18 @@ def read_upload(path: Path, *, name: str) -> Image.Image:
 
     name: the visitor's name of the file.
     """
+    if not path.is_file():
+        raise RefusedImageError(f"{name} is not a file")
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise RefusedImageError(
             f"{name} has {size / 2**20:,.0f} MB; at most {MAX_BYTES / 2**20:.0f} MB can be uploaded"
         )
-    with path.open("rb") as file, warnings.catch_warnings():
+    with open_regular(path) as file, warnings.catch_warnings():
         # Pillow warns of large images before it refuses larger ones; the limit here is lower
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
-            # reads the header only, and tries no other decoders
-            image = Image.open(file, formats=FORMATS)
+            image = open_image(file)
             _check_header(image, name)
             image.load()
         except RefusedImageError:

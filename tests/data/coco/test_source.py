@@ -1,5 +1,6 @@
 import copy
 import json
+import os
 import pickle
 import re
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from PIL import Image
 
 from softline.data.coco.source import CocoSource, decode_mask, encode_mask
 from softline.data.images import CorruptImageError, find_corrupt
+from softline.errors import UserError
 
 COCO128 = Path(__file__).parents[4] / "shared" / "data" / "coco128"
 HEIGHT, WIDTH = 12, 16
@@ -184,8 +186,32 @@ PROBLEMS = {
     ),
     "file no text": (
         change("images", 0, file_name=5),
-        "image without a file",
-        "image 7: file_name must be text, got 5",
+        "wrong file name",
+        r"image 7: file_name must be a file below .*/images: it must be text that is not empty, got 5",
+    ),
+    "file absolute": (
+        change("images", 0, file_name="/etc/hostname"),
+        "wrong file name",
+        "image 7: file_name must be a file below .*/images: it must not be an absolute path, got '/etc/hostname'",
+    ),
+    "file above": (
+        change("images", 0, file_name="../images/7.png"),
+        "wrong file name",
+        r"image 7: .* it must not contain '\.\.', got '\.\./images/7\.png'",
+    ),
+    "file of null": (change("images", 0, file_name="7\0.png"), "wrong file name", "image 7: .*a null character, got"),
+    "file of no name": (change("images", 0, file_name=""), "wrong file name", "image 7: .* not empty, got ''"),
+    "file of surrogates": (change("images", 0, file_name="\ud800"), "wrong file name", "image 7: .* Unicode text, got"),
+    "file too long": (change("images", 0, file_name="x" * 5000), "missing image file", "image 7: .* cannot be read: "),
+    "file of another image": (
+        change("images", 1, file_name="./7.png"),
+        "repeated file",
+        r"image 40: .*/images/7\.png already belongs to another image",
+    ),
+    "image too large": (
+        change("images", 0, height=2**31, width=2**31),
+        "image too large",
+        r"image 7: an image must have at most 89,478,485 pixels, got 2147483648 x 2147483648 \(height x width\)",
     ),
     "height": (
         change("images", 0, height=0),
@@ -242,6 +268,8 @@ PROBLEMS = {
         r"100 .*: bbox must be 4 finite numbers \(x, y, width, height\), got \[3, 2, inf, 4\]",
     ),
     "huge box": (box(3, 2, 10**400, 4), "wrong box", r"100 .* got \[3, 2, 10+\.\.\."),
+    "box beyond float32": (box(3, 2, 1e308, 4), "wrong box", r"100 .* at most 1\.7e\+38, got \[3, 2, 1e\+308, 4\]"),
+    "box of truths": (box(3, 2, True, 4), "wrong box", r"100 .* got \[3, 2, True, 4\]"),
     "short box": (box(3, 2, 5), "wrong box", r"100 .* got \[3, 2, 5\]"),
     "box to the right": (
         box(3, 2, 14.1, 4),
@@ -299,7 +327,9 @@ PROBLEMS = {
 
 def left(name: str) -> dict[int, list[int]]:
     """The labels in each image once the problem is left out."""
-    if name in ("file missing", "file no text", "height", "no width"):
+    if name.startswith("file of another"):
+        return {7: [0, 2, 1], 9: [1]}
+    if name.startswith("file") or name in ("image too large", "height", "no width"):
         return {40: [], 9: [1]}
     if name in ("image twice", "image of no id", "image id text"):
         return {7: [0, 2, 1], 9: [1]}
@@ -445,6 +475,7 @@ def test_a_sound_file_has_nothing_to_tell(write):
         (contents() | {"images": {}}, "images is not a list"),
         (contents() | {"categories": []}, "names no categories"),
         (contents() | {"categories": [{"id": 1}]}, "category 1: has no 'name'"),
+        (contents() | {"categories": [{"id": 1, "name": 5}]}, "category 1: name must be text that is not empty, got 5"),
         (contents() | {"categories": [{"id": 1, "name": "a"}] * 2}, "category 1: id 1 appears twice"),
         (contents() | {"images": [], "annotations": []}, "describes no image of .*/images that could be used"),
     ],
@@ -455,10 +486,10 @@ def test_files_of_another_format_are_refused(write, content, message, skip_corru
         CocoSource(*write(copy.deepcopy(content)), skip_corrupt=skip_corrupt, notify=lambda _: None)
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\xfa", b""])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\xfa", b"", b"[" * 100_000, b"1" * 10_000])
 def test_what_is_not_json_is_refused(tmp_path, content):
     (tmp_path / "objects.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"objects\.json is not a JSON file: "):
+    with pytest.raises(UserError, match=r"objects\.json is (not JSON: |nested too deeply)"):
         CocoSource(tmp_path, tmp_path / "objects.json")
 
 
@@ -532,3 +563,22 @@ def test_real_photographs_are_read():
             rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
             outline = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
             np.testing.assert_allclose(outline, [left, top, right, bottom], atol=1.5)
+
+
+def test_a_folder_of_images_that_is_a_link_is_refused_below_the_named_one(write, tmp_path):
+    content = contents()
+    images, file = write(content)
+    (tmp_path / "linked").symlink_to(images)
+    assert len(CocoSource(tmp_path / "linked", file)) == 3
+    (images / "more").symlink_to(images)
+    content["images"][0]["file_name"] = "more/7.png"
+    write(content)
+    with pytest.raises(UserError, match=rf"image 7: {images}/more is a symbolic link to {images}: links inside"):
+        CocoSource(images, file)
+
+
+def test_annotations_must_be_a_regular_file(write, tmp_path):
+    images, _ = write(contents())
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(UserError, match=r"pipe\.json must be a regular file, it is a named pipe"):
+        CocoSource(images, tmp_path / "pipe.json")

@@ -1,10 +1,12 @@
 import logging
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from softline.data.images import ImageSource, check_same_classes, open_source
+from softline.errors import UserError
 
 CIFAR = Path(__file__).parents[4] / "shared" / "data" / "cifar10_small"
 
@@ -104,6 +106,24 @@ def test_long_lists_of_classes_are_cut(folder):
         check_same_classes(train, open_source(str(folder), "val"))
 
 
+def test_a_loop_of_links_does_not_multiply_the_images(folder):
+    (folder / "train" / "ant" / "again").symlink_to(folder / "train")
+    with pytest.raises(UserError, match=rf"ant/again is a symbolic link to {folder}/train: links inside a dataset"):
+        open_source(str(folder), "train")
+
+
+def test_a_split_may_be_a_link_but_not_to_the_dataset_itself(folder, tmp_path):
+    expected = content(open_source(str(folder), "train"))
+    (folder / "train").rename(tmp_path / "elsewhere")
+    (folder / "train").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "link").symlink_to(folder)
+    assert content(open_source(str(tmp_path / "link"), "train")) == expected
+    (folder / "train").unlink()
+    (folder / "train").symlink_to(folder)
+    with pytest.raises(UserError, match=rf"images/train is a symbolic link to {folder}, which contains it"):
+        open_source(str(folder), "train")
+
+
 def members(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.jpg")}
 
@@ -135,6 +155,24 @@ def test_a_tar_file_of_classes_alone_is_for_evaluation(folder, tmp_path, pack):
     assert content(open_source(str(tar), "val")) == content(open_source(str(folder), "val"))
     with pytest.raises(ValueError, match=r"classes\.tar has no images for the split 'train'"):
         open_source(str(tar), "train")
+
+
+def test_a_tar_file_cut_at_a_header_has_not_fewer_images(folder, tmp_path, pack):
+    tar = pack(tmp_path / "set.tar", members(folder))
+    with tarfile.open(tar) as whole:
+        end = whole.getmembers()[7].offset
+    tar.write_bytes(tar.read_bytes()[:end])
+    with pytest.raises(UserError, match=r"set\.tar must be .*: it ends after 7 members without the end marker"):
+        open_source(str(tar), "train")
+
+
+def test_other_files_in_a_tar_file_are_counted_in_the_log(folder, tmp_path, pack, caplog):
+    tar = pack(tmp_path / "set.tar", members(folder) | {"train/ant/notes.txt": b"seen"})
+    with caplog.at_level(logging.WARNING):
+        assert len(open_source(str(tar), "train")) == 6
+    assert [record.getMessage() for record in caplog.records] == [
+        f"1 files in {tar} are not images (.png, .jpg, .jpeg) and are ignored"
+    ]
 
 
 def test_broken_tar_files_are_named(tmp_path, pack):

@@ -55,6 +55,20 @@ def test_corrupt_images_of_torchvision_sets_are_named(folder):
     assert [corrupt.index for corrupt in find_corrupt(source)] == [4]
 
 
+def test_torchvision_sets_decode_images_as_all_sources_do(folder, postscript):
+    (folder / "val" / "bee" / "1.jpg").write_bytes(postscript)
+    source = timm_names.TorchImages(ImageFolder(folder / "val"), "torch/imagenet")
+    assert source.load(3)[0].size == (9, 7)
+    with pytest.raises(CorruptImageError, match=r"val/bee/1\.jpg cannot be decoded \(not an image\)"):
+        source.load(4)
+
+
+def test_links_in_torchvision_sets_are_refused(folder):
+    (folder / "val" / "ant" / "again").symlink_to("..")
+    with pytest.raises(UserError, match=r"val/ant/again is a symbolic link to \.\.: links inside a dataset"):
+        timm_names.TorchImages(ImageFolder(folder / "val"), "torch/imagenet")
+
+
 def test_unknown_and_unreachable_torchvision_sets_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="timm cannot open 'torch/nothing': Unknown torchvision dataset nothing"):
         open_source("torch/nothing", "train", root=str(tmp_path))
@@ -125,6 +139,63 @@ def test_broken_images_of_webdatasets_are_not_passed_over(shards):
     stream = open_source("wds/images", "val", root=shards(b"text"))
     with pytest.raises(ValueError, match=r"an image of wds/images/validation cannot be decoded \(not an image\)"):
         list(stream)
+
+
+@leaks
+def test_images_of_webdatasets_start_no_program(shards, postscript):
+    stream = open_source("wds/images", "val", root=shards(postscript))
+    with pytest.raises(UserError, match=r"an image of wds/images/validation cannot be decoded \(not an image\)"):
+        list(stream)
+
+
+def test_commands_and_addresses_are_no_directories_of_shards(tmp_path, monkeypatch):
+    pytest.importorskip("webdataset")
+    monkeypatch.chdir(tmp_path)
+    for root in (f"pipe:touch {tmp_path}/harmed;", "http://localhost:9/shards", "hf://x/y"):
+        with pytest.raises(UserError, match="root of the source 'wds/images' must be a local directory, got "):
+            open_source("wds/images", "val", root=root)
+    # even if there is a directory of that name
+    (tmp_path / "pipe:touch harmed;").mkdir()
+    with pytest.raises(UserError, match=r"must hold _info\.json with"):
+        open_source("wds/images", "val", root="pipe:touch harmed;")
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_a_shard_that_was_cut_at_a_header_is_refused(shards, tmp_path):
+    root = shards()
+    content = (tmp_path / "val-0.tar").read_bytes()
+    (tmp_path / "val-0.tar").write_bytes(content[: len(content) // 4096 * 2048])
+    with pytest.raises(UserError, match=r"val-0\.tar must be a complete \.tar file: it has no end marker"):
+        open_source("wds/images", "val", root=root)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"filenames": ["/etc/hostname"]}, "filenames in .* must be a file below .*: it must not be an absolute path"),
+        ({"filenames": ["../val-0.tar"]}, r"it must not contain '\.\.', got '\.\./val-0\.tar'"),
+        ({"filenames": "val-0.tar"}, "filenames in .* must be list"),
+        ({"filenames": []}, "must have a length for each file, it has 0 filenames and 1 shard_lengths"),
+        ({"num_samples": "4"}, "num_samples in .* must be int, got '4'"),
+        ({"num_samples": -4}, "num_samples in .* must be at least 1, got -4"),
+        ({"shard_lengths": [1.5]}, "shard_lengths in .* must be list"),
+    ],
+)
+def test_a_damaged_description_of_shards_is_named(shards, tmp_path, change, problem):
+    root = shards()
+    info = json.loads((tmp_path / "_info.json").read_text())
+    info["splits"]["validation"] |= change
+    (tmp_path / "_info.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match=problem):
+        open_source("wds/images", "val", root=root)
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, "[]", '{"splits": []}', '{"splits": {"val": 3}}'])
+def test_a_description_of_shards_of_another_kind_is_named(shards, tmp_path, content):
+    root = shards()
+    (tmp_path / "_info.json").write_text(content)
+    with pytest.raises(UserError, match=f"^{tmp_path}"):
+        open_source("wds/images", "val", root=root)
 
 
 def test_incomplete_webdatasets_are_refused(shards, tmp_path):

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from softline.data.sequences import listops_cache
 from softline.data.sequences.interface import SequenceSamples, SequenceSource
 from softline.data.sequences.listops import ListOpsSamples, ListOpsSettings, decode, generate_listops
 from softline.data.sequences.listops_cache import open_listops
+from softline.errors import UserError
 
 TINY = ListOpsSettings(samples=(30, 6, 5), min_length=10, max_length=80, seed=3)
 
@@ -224,7 +226,9 @@ def test_a_damaged_file_is_named(cache, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"format": 1', r"listops\.json is damaged \(Expecting .*\); delete"),
+        ('{"format": 1', r"listops\.json is not JSON: Expecting .*; delete"),
+        ("[" * 100_000, r"listops\.json is nested too deeply; delete"),
+        ("1" * 10_000, r"listops\.json is not JSON: .*; delete"),
         ("[]", r"listops\.json is damaged \(it has no format\); delete"),
         ('{"format": 1, "settings": {}}', r"listops\.json is damaged \(it has no sha256\); delete"),
         ('{"format": 2}', r"listops\.json must have format 1, got 2; choose another directory, or delete"),
@@ -242,3 +246,24 @@ def test_split_and_workers_are_checked(tmp_path):
     with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
         open_listops(tmp_path / "cache", "train", settings=TINY, workers=0)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("array", "content", "message"),
+    [
+        ("tokens", np.zeros((2, 2), np.uint16), r"val_tokens\.npy must be a list of whole numbers, .* uint16 \[2, 2\]"),
+        ("labels", np.zeros(6), r"val_labels\.npy must be a list of whole numbers, it has type float64 \[6\]"),
+        ("labels", np.zeros(5, np.uint8), "the arrays of the split 'val' must belong together"),
+        ("starts", np.zeros(7, np.int64), "the arrays of the split 'val' must belong together"),
+        ("starts", np.zeros(0, np.int64), "the arrays of the split 'val' must belong together"),
+        ("tokens", np.array([{}]), r"val_tokens\.npy must be an array in numpy's format"),
+    ],
+)
+def test_arrays_of_another_kind_are_refused_even_with_the_right_hash(cache, array, content, message):
+    path = cache / f"val_{array}.npy"
+    np.save(path, content)
+    description = json.loads((cache / "listops.json").read_text())
+    description["sha256"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (cache / "listops.json").write_text(json.dumps(description))
+    with pytest.raises(UserError, match=message):
+        open_listops(cache, "val", settings=TINY)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from softline.data.images import CorruptImageError
 from softline.data.sequences.interface import SequenceError, SequenceSamples, SequenceSource
 from softline.data.sequences.pixels import luma, open_grey_images, open_pathfinder
+from softline.errors import UserError
 
 PHOTOGRAPHS = Path(__file__).parents[4] / "shared" / "data" / "cifar10_small"
 TRAIN_BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
@@ -164,14 +165,20 @@ def test_code_in_a_batch_is_never_run(cifar, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "Ran out of input"),
-        (b"text", "unpickling stack underflow|could not|invalid load key|bad"),
+        (b"", "exhausted"),
+        (b"text", "opcode b'x' unknown"),
         (pickle.dumps([1, 2]), r"a dictionary, got \[1, 2\]$"),
-        (python2_batch(2)[:-3000], "truncated|Ran out"),
+        (python2_batch(2)[:-3000], "expected 6144 bytes in a string4, but only 3163 remain"),
+        # a list in a list in a list ...
+        (b"]" * 100_000 + b"a" * 99_999 + b".", "a dictionary, got "),
+        # a tuple in a tuple in a tuple ... as a key, which Python cannot hash
+        (b"}" + b"(" * 10**6 + b"t" * 10**6 + b"K\x01s.", "it has more than 1000 tuples"),
+        # number 2 ** 31 of the values, for all of which there would have to be memory
+        (b"]r\x00\x00\x00\x80.", "stores a value as number 2147483648"),
         (b"c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.", "written as latin1, got 'rot13'"),
         (b"cnumpy.core.multiarray\n_reconstruct\n)R(K\x01NNNNtb.", "an array must have a shape, a type and bytes"),
     ],
-    ids=["empty", "text", "list", "truncated", "codec", "state"],
+    ids=["empty", "text", "list", "truncated", "nested", "nested tuples", "number", "codec", "state"],
 )
 def test_a_batch_that_cannot_be_read_is_named(cifar, content, problem):
     path = cifar / "cifar-10-batches-py" / "test_batch"
@@ -333,6 +340,13 @@ def write_sample(folder: Path, number: int, sample: int, label: int, *, size: tu
         file.write(f"imgs/{number} sample_{sample}.png {sample} {label} 1.0 14 4 5 0.5\n")
 
 
+def test_class_names_may_not_be_nested(cifar):
+    path = cifar / "cifar-10-batches-py" / "batches.meta"
+    path.write_bytes(b"}X\x0b\x00\x00\x00label_names" + b"]" * 50_000 + b"a" * 49_999 + b"s.")
+    with pytest.raises(UserError, match=rf"{path} must have class names under b'label_names', got "):
+        open_grey_images(cifar, "test")
+
+
 @pytest.fixture
 def pathfinder(tmp_path: Path) -> Path:
     """22 images in the folders 2 and 10, labelled by turns."""
@@ -341,6 +355,13 @@ def pathfinder(tmp_path: Path) -> Path:
         for sample in range(11):
             write_sample(folder, number, sample, sample % 2)
     return tmp_path
+
+
+def test_metadata_that_are_no_regular_file_are_refused(pathfinder):
+    folder = pathfinder / "pathfinder32" / "curv_contour_length_14" / "metadata"
+    os.mkfifo(folder / "3.npy")
+    with pytest.raises(UserError, match=r"metadata/3\.npy must be a regular file, it is a named pipe"):
+        open_pathfinder(pathfinder, "train")
 
 
 def test_pathfinder_is_read_as_its_metadata_list_it(pathfinder):

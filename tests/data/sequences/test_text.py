@@ -1,4 +1,5 @@
 import logging
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader
 from softline.data.sequences import text as lra_text
 from softline.data.sequences.interface import SequenceError, SequenceSamples, SequenceSource
 from softline.data.sequences.text import open_aan, open_imdb
+from softline.errors import UserError
 
 
 def ids(text: bytes) -> list[int]:
@@ -110,6 +112,21 @@ def test_other_files_among_reviews_are_counted_in_the_log(imdb, caplog):
 
 
 LINES = [b"0.0\ta\tb\tfirst\tsecond", b'1.0\tc\td\t\'q"uoted"\tx y', b"1\te\tf\t\xff\x00\tz", b"0\tg\th\tl\tm"]
+
+
+def test_only_regular_files_are_reviews(imdb):
+    neg = imdb / "aclImdb" / "train" / "neg"
+    (neg / "1_1.txt").symlink_to("0_3.txt")
+    with pytest.raises(UserError, match=r"neg/1_1\.txt is a symbolic link to 0_3\.txt: links inside a dataset"):
+        open_imdb(imdb, "train")
+    (neg / "1_1.txt").unlink()
+    source = open_imdb(imdb, "train")
+    (neg / "0_3.txt").unlink()
+    os.mkfifo(neg / "0_3.txt")
+    with pytest.raises(UserError, match=r"neg/0_3\.txt must be a regular file, it is a named pipe"):
+        open_imdb(imdb, "train")
+    with pytest.raises(UserError, match="it is a named pipe"):
+        source.load(0)
 
 
 def write_pairs(root: Path, content: bytes, split: str = "train", folder: str = "tsv_data") -> Path:

@@ -2,10 +2,12 @@
 
 The whole file is checked when it is opened, so that an error in it cannot stop training later. COCO's own train2017
 does not pass: one box in image 200365 and one in image 550395 have no height; ``skip_corrupt`` leaves them out.
+
+Names of image files are relative to the folder of images, do not leave it, and do not pass through symbolic links; the
+folder itself may be a link. Each file belongs to one image.
 """
 
 import copy
-import io
 import json
 import logging
 import math
@@ -21,7 +23,8 @@ from PIL import Image
 from torch import Tensor
 
 from softline.data.images.corrupt import remaining
-from softline.data.images.interface import CorruptImageError, decode, decoding
+from softline.data.images.interface import CorruptImageError, load_image
+from softline.data.reading import FilesBelow, read_json
 from softline.errors import UserError
 
 # polygons [x, y, x, y, ...], or {"size": [height, width], "counts": list or text}; None if the file has only a box
@@ -172,9 +175,7 @@ class CocoSource:
 
         EXIF orientation is ignored, as in COCO's own tools: boxes and masks refer to the stored pixels.
         """
-        content = io.BytesIO(Path(self.name(index)).read_bytes())
-        with decoding(self.name(index)):
-            image = decode(content)
+        image = load_image(self.name(index))
         size = self.size(index)
         if (image.height, image.width) != size:
             reason = (
@@ -293,15 +294,11 @@ def _fill_areas(
 
 
 def _read(file: Path) -> dict[str, list[Any]]:
-    if not file.is_file():
+    if not file.exists():
         raise UserError(
             f"{file} does not exist: it must be JSON in COCO's format, such as annotations/instances_train2017.json"
         )
-    try:
-        content = json.loads(file.read_bytes())
-    # UnicodeDecodeError is a ValueError too
-    except ValueError as error:
-        raise UserError(f"{file} is not a JSON file: {error}") from error
+    content = read_json(file)
     for key in NEEDED:
         if not isinstance(content, dict) or not isinstance(content.get(key), list):
             raise UserError(f"{file} must be a JSON object with the lists {', '.join(NEEDED)}; {key} is not a list")
@@ -315,11 +312,13 @@ def _categories(entries: list[Any], file: Path) -> dict[int, str]:
     for position, entry in enumerate(entries):
         try:
             _check_entry(entry, "categories", names)
+            if not isinstance(entry["name"], str) or not entry["name"]:
+                raise _Problem("wrong name", f"name must be text that is not empty, got {_short(entry['name'])}")
         except _Problem as problem:
             raise UserError(f"{file}: {_where('categories', position, entry)}: {problem.text}") from None
-        if str(entry["name"]) in names.values():
+        if entry["name"] in names.values():
             raise UserError(f"{file}: categories must have different names, {entry['name']!r} appears twice")
-        names[entry["id"]] = str(entry["name"])
+        names[entry["id"]] = entry["name"]
     if not names:
         raise UserError(f"{file} names no categories")
     return dict(sorted(names.items()))
@@ -328,14 +327,26 @@ def _categories(entries: list[Any], file: Path) -> dict[int, str]:
 def _sound_images(entries: list[Any], folder: Path, problems: _Problems) -> dict[int, dict[str, Any]]:
     """The valid images by id."""
 
+    files, used = FilesBelow(folder, "file_name"), set[Path]()
+
     def check(entry: dict[str, Any]) -> None:
         for key in ("height", "width"):
             if not _is_whole(entry[key]) or entry[key] < 1:
                 raise _Problem("image without a size", f"{key} must be a positive whole number, got {entry[key]!r}")
-        if not isinstance(entry["file_name"], str):
-            raise _Problem("image without a file", f"file_name must be text, got {_short(entry['file_name'])}")
-        if not (folder / entry["file_name"]).is_file():
-            raise _Problem("missing image file", f"{folder / entry['file_name']} does not exist")
+        most = Image.MAX_IMAGE_PIXELS
+        if most is not None and entry["height"] * entry["width"] > most:
+            size = f"{entry['height']} x {entry['width']} (height x width)"
+            raise _Problem("image too large", f"an image must have at most {most:,} pixels, got {size}")
+        try:
+            path = files.check(entry["file_name"])
+        except UserError as error:
+            raise _Problem("wrong file name", str(error)) from None
+        except OSError as error:
+            reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+            raise _Problem("missing image file", f"{folder / entry['file_name']} {reason}") from None
+        if path in used:
+            raise _Problem("repeated file", f"{path} already belongs to another image")
+        used.add(path)
 
     return {entry["id"]: entry for entry in _sound(entries, "images", check, problems)}
 
@@ -401,6 +412,8 @@ def _check_entry(entry: Any, kind: str, seen: Collection[int]) -> None:
 def _check_box(box: Any, height: int, width: int) -> None:
     if not isinstance(box, list) or len(box) != 4 or not _are_numbers(box):
         raise _Problem("wrong box", f"bbox must be 4 finite numbers (x, y, width, height), got {_short(box)}")
+    if max(map(abs, box)) > LARGEST / 2:
+        raise _Problem("wrong box", f"bbox must be numbers of at most {LARGEST / 2:.1e}, got {_short(box)}")
     corners = ([box[0], box[0] + box[2]], [box[1], box[1] + box[3]])
     # in the precision in which they are stored
     if any(np.float32(low) >= np.float32(high) for low, high in corners):

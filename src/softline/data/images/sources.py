@@ -12,7 +12,7 @@ from softline.data.images.interface import CorruptImageError, ImageSource, Image
 from softline.data.images.timm_names import PACKAGES, open_timm
 from softline.errors import UserError
 
-__all__ = ["CorruptImageError", "ImageSource", "ImageStream", "check_same_classes", "open_source"]
+__all__ = ["CorruptImageError", "ImageSource", "ImageStream", "check_same_classes", "is_fetched", "open_source"]
 
 NAMES = ("embedded", "fashion-mnist", *(f"{kind}/" for kind in PACKAGES))
 
@@ -43,6 +43,12 @@ def open_source(source: str, split: str, *, root: str | None = None) -> ImageSou
     if source.endswith(".tar") and Path(source).is_file():
         return open_tar(source, split)
     raise UserError(_unknown(source, f"{kind}/" if slash else source))
+
+
+def is_fetched(source: str) -> bool:
+    """Return whether opening a source may download it."""
+    kind, _, name = source.partition("/")
+    return source == "fashion-mnist" or (kind in PACKAGES and bool(name))
 
 
 def check_same_classes(train: ImageSource | ImageStream, val: ImageSource | ImageStream) -> None:

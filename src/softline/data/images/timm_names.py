@@ -1,17 +1,35 @@
-"""Datasets with timm's names: torch/, hfds/, hfids/, tfds/ and wds/."""
+"""Datasets with timm's names: torch/, hfds/, hfids/, tfds/ and wds/.
 
-from collections.abc import Collection, Iterator
+The shards of wds/ lie in a local directory. webdataset itself also takes addresses, and commands (``pipe:...``) that it
+executes; a recipe inside a checkpoint could name one.
+"""
+
+import io
+import os
+from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from timm.data import create_dataset
 from torch.utils.data import get_worker_info
 
-from softline.checks import check_option
-from softline.data.images.interface import ImageSource, ImageStream, decode, decoding, describe
+from softline.checks import check_integer, check_option
+from softline.data.images.interface import (
+    ImageSource,
+    ImageStream,
+    decode,
+    decoding,
+    describe,
+    load_image,
+    open_image,
+)
+from softline.data.images.tar import check_end
+from softline.data.reading import FilesBelow, read_json, walk
 from softline.errors import UserError
+from softline.plain import check_entries
 
 # the package that each kind needs: its import name and its name on PyPI
 PACKAGES = {
@@ -26,14 +44,23 @@ HFIDS = {
     "trust_remote_code": "timm cannot read hfids/ with this version of datasets",
     "num_samples": "hfids/ needs a dataset with a known number of images",
 }
+# possible names of the file that describes the shards of wds/, and the keys of each split
+WDS_INFOS = ("_info.json", "info.json")
+WDS_KEYS = {"name": str, "num_samples": int, "filenames": list[str], "shard_lengths": list[int]}
 # possible names of the validation split
 VALIDATION = ("val", "validation", "valid", "test")
 
 
 class TorchImages:
-    """A torchvision dataset."""
+    """A torchvision dataset; one of image files decodes them as softline's own sources do."""
 
     def __init__(self, dataset: Any, name: str) -> None:
+        if hasattr(dataset, "samples"):
+            # torchvision follows links to folders, even to those above, and has more endings for images
+            for _ in walk(Path(dataset.root), wanted=lambda name: not name.startswith(".")):
+                pass
+        if hasattr(dataset, "loader"):
+            dataset.loader = load_image
         self.classes = tuple(map(str, getattr(dataset, "classes", ())))
         self._dataset, self._name = dataset, name
 
@@ -89,7 +116,7 @@ class ReaderStream:
         if self._name.startswith("wds/") and self._reader.ds is None:
             # timm has no public method for it
             self._reader._lazy_init()
-            self._refuse_errors()
+            self._change_stages()
         for image, label in self._once() if self._name.startswith("wds/") else self._reader:
             yield image, int(label)
 
@@ -102,8 +129,8 @@ class ReaderStream:
     def set_epoch(self, epoch: int) -> None:
         self._reader.set_epoch(epoch)
 
-    def _refuse_errors(self) -> None:
-        """Raise an error for an image that cannot be decoded, which timm's stages log and skip."""
+    def _change_stages(self) -> None:
+        """Raise an error for what cannot be decoded, which timm logs and skips, and check the format of images."""
 
         def refuse(error: Exception) -> bool:
             raise UserError(
@@ -114,6 +141,23 @@ class ReaderStream:
         for stage in self._reader.ds.pipeline:
             if "handler" in getattr(stage, "kw", {}):
                 stage.kw["handler"] = refuse
+                # timm's decoder takes every format that Pillow has
+                stage.args = tuple(_checked(step, self._reader.input_key) for step in stage.args)
+
+
+def _checked(step: Callable[[Any], Any], keys: str) -> Callable[[Any], Any]:
+    """Call ``step`` with samples whose image has a known format.
+
+    keys: possible names of the image in a sample, between semicolons.
+    """
+
+    def check_and_step(sample: dict[str, Any]) -> Any:
+        content = next((sample[key] for key in keys.split(";") if key in sample), None)
+        if content is not None:
+            open_image(io.BytesIO(content))
+        return step(sample)
+
+    return check_and_step
 
 
 def open_timm(source: str, split: str, *, root: str | None) -> ImageSource | ImageStream:
@@ -129,7 +173,11 @@ def open_timm(source: str, split: str, *, root: str | None) -> ImageSource | Ima
         raise UserError(f"the source {source!r} needs root: the directory that holds the data")
     if kind == "torch":
         return _open_torch(source, split, root)
+    if kind == "wds":
+        root = _local(source, root)
     split = _split_name(source, split, _splits(kind, name, root))
+    if kind == "wds":
+        _check_shards(Path(str(root)), split)
     reader = _create_reader(kind, name=name, root=root, split=split)
     place = f"{source}/{split}"
     return ReaderImages(reader, place) if kind == "hfds" else ReaderStream(reader, place)
@@ -177,15 +225,40 @@ def _splits(kind: str, name: str, root: str | None) -> Collection[str]:
     return import_module("datasets").get_dataset_split_names(name)
 
 
+def _local(source: str, root: str | None) -> str:
+    """The absolute path of a local directory, which webdataset cannot take for an address or a command."""
+    if not root or not Path(root).is_dir():
+        raise UserError(f"root of the source {source!r} must be a local directory, got {root!r}")
+    return os.path.abspath(root)
+
+
 def _wds_info(root: str | None) -> dict[str, Any]:
-    # timm has no public function for it
-    info = import_module("timm.data.readers.reader_wds")._load_info(root)
-    if not isinstance(info.get("splits"), dict):
+    path = next((path for name in WDS_INFOS if (path := Path(str(root), name)).exists()), None)
+    info = None if path is None else read_json(path)
+    if not isinstance(info, dict) or not isinstance(info.get("splits"), dict):
         raise UserError(
-            f'{root} must hold _info.json with {{"splits": {{"train": {{"name": ..., "num_samples": ..., '
+            f'{root} must hold {WDS_INFOS[0]} with {{"splits": {{"train": {{"name": ..., "num_samples": ..., '
             '"filenames": [...], "shard_lengths": [...]}, ...}}'
         )
     return info
+
+
+def _check_shards(root: Path, split: str) -> None:
+    """Check the description of a split, and that its shards are complete files below ``root``."""
+    where = f"{root}: the description of the split {split!r}"
+    if "tar" in split or ".." in split:
+        raise UserError(f"{root}: the split {split!r} must have another name: timm takes 'tar' and '..' for files")
+    info = _wds_info(str(root))["splits"][split]
+    check_entries(info, WDS_KEYS, where)
+    check_integer(f"num_samples in {where}", info["num_samples"], 1)
+    if len(info["filenames"]) != len(info["shard_lengths"]):
+        counts = f"{len(info['filenames'])} filenames and {len(info['shard_lengths'])} shard_lengths"
+        raise UserError(f"{where} must have a length for each file, it has {counts}")
+    shards = FilesBelow(root, f"each of filenames in {where}")
+    for name in info["filenames"]:
+        path = shards.check(name)
+        if path.suffix == ".tar":
+            check_end(str(path))
 
 
 def _split_name(source: str, split: str, known: Collection[str]) -> str:

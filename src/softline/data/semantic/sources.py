@@ -7,10 +7,10 @@ The layouts below ``ROOT``:
 - folder: ``SPLIT/*.jpg`` with ``SPLITannot/*.png`` (as CamVid), or ``images/SPLIT/*.jpg`` with ``masks/SPLIT/*.png``
 
 Images may be .jpg, .jpeg or .png and may be in subfolders; a mask has the name of its image. EXIF orientation is not
-applied: a mask labels the stored pixels.
+applied: a mask labels the stored pixels. ROOT and the folders named here may be symbolic links; below them links are
+refused.
 """
 
-import io
 import logging
 import os
 from collections import defaultdict
@@ -21,15 +21,15 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from timm.data import get_img_extensions
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from softline.checks import check_integer, check_option
 from softline.data.images.corrupt import remaining
 from softline.data.images.datasets import to_mode
-from softline.data.images.interface import CorruptImageError, decode, decoding
+from softline.data.images.interface import EXTENSIONS, CorruptImageError, decode, decoding, load_image, read_content
 from softline.data.randomness import repeatable
+from softline.data.reading import walk
 from softline.data.semantic.classes import (
     ADE20K,
     CITYSCAPES,
@@ -116,7 +116,7 @@ class SemanticFiles:
 
     def load(self, index: int) -> tuple[Image.Image, NDArray[np.uint8]]:
         name, mask_name = self.name(index), self.mask_name(index)
-        image = to_mode(_decode(name, Path(name).read_bytes()), "RGB", lambda: name)
+        image = to_mode(load_image(name), "RGB", lambda: name)
         mask = _read_mask(mask_name)  # [H, W]
         if mask.shape != (image.height, image.width):
             sizes = f"{mask.shape[1]}x{mask.shape[0]} pixels, its image {name} {image.width}x{image.height}"
@@ -177,7 +177,7 @@ def open_semantic(
         names = _class_names(classes)
         values = _values_of_classes(len(names), ignore_index)
         image_folder, mask_folder = _find_folders(root, split)
-        pairs = _pair(image_folder, mask_folder, skip=skip_corrupt, notify=notify)
+        pairs = _pair(root, image_folder, mask_folder, skip=skip_corrupt, notify=notify)
         return SemanticFiles(pairs, names, values)
     if classes is not None or ignore_index is not None:
         given = f"classes {classes!r}" if classes is not None else f"ignore_index {ignore_index}"
@@ -185,10 +185,11 @@ def open_semantic(
     if layout == "ade20k":
         check_option("split", split, ADE20K_SPLITS)
         folder = ADE20K_SPLITS[split]
-        pairs = _pair(root / "images" / folder, root / "annotations" / folder, skip=skip_corrupt, notify=notify)
+        pairs = _pair(root, root / "images" / folder, root / "annotations" / folder, skip=skip_corrupt, notify=notify)
         return SemanticFiles(pairs, ADE20K, _values_of_classes(len(ADE20K), 0))
     check_option("split", split, CITYSCAPES_SPLITS)
     pairs = _pair(
+        root,
         root / "leftImg8bit" / split,
         root / "gtFine" / split,
         image_endings=("_leftImg8bit.png",),
@@ -255,6 +256,7 @@ def _find_folders(root: Path, split: str) -> tuple[Path, Path]:
 
 
 def _pair(
+    root: Path,
     image_folder: Path,
     mask_folder: Path,
     *,
@@ -267,12 +269,12 @@ def _pair(
 
     skip: leave out files without a counterpart, and images with the same name.
     """
-    endings = tuple(image_endings or get_img_extensions())
+    endings = tuple(image_endings or EXTENSIONS)
     for folder in (image_folder, mask_folder):
         if not folder.is_dir():
             raise UserError(f"{folder} must be a folder that holds images or masks; it does not exist")
-    images, others = _files(image_folder, endings)
-    masks, _ = _files(mask_folder, (mask_ending,))
+    images, others = _files(image_folder, endings, root)
+    masks, _ = _files(mask_folder, (mask_ending,), root)
     if not images:
         raise UserError(f"{image_folder} holds no images: expected *{', *'.join(endings)}")
     if others:
@@ -296,36 +298,34 @@ def _pair(
     return [(images[key][0], masks[key][0]) for key in whole]
 
 
-def _files(folder: Path, endings: Sequence[str]) -> tuple[dict[str, list[str]], int]:
-    """Files by their path below ``folder`` without the ending, and the number of files with other endings."""
-    found, others = defaultdict(list), 0
-    for directory, subfolders, names in os.walk(folder, followlinks=True):
-        subfolders.sort()
+def _files(top: Path, endings: Sequence[str], root: Path) -> tuple[dict[str, list[str]], int]:
+    """Files by their path below ``top`` without the ending, and the number of files with other endings."""
+
+    lowered = tuple(ending.lower() for ending in endings)
+
+    def wanted(name: str) -> bool:
         # macOS creates ._name.png files, which are not images
-        for name in sorted(name for name in names if not name.startswith(".")):
-            path = Path(directory, name)
-            ending = next((ending for ending in endings if name.lower().endswith(ending.lower())), None)
-            if ending is None:
-                others += 1
-                continue
-            found[str(path.relative_to(folder))[: -len(ending)]].append(str(path))
+        return not name.startswith(".") and name.lower().endswith(lowered)
+
+    found, others = defaultdict(list), 0
+    for folder in walk(top, wanted=wanted, root=root):
+        others += folder.others
+        for name in folder.files:
+            ending = next(ending for ending in lowered if name.lower().endswith(ending))
+            found["/".join((*folder.parts, name[: -len(ending)]))].append(str(folder.path / name))
     return found, others
-
-
-def _decode(name: str, content: bytes) -> Image.Image:
-    with decoding(name):
-        return decode(io.BytesIO(content))
 
 
 def _read_mask(name: str) -> NDArray[np.uint8]:
     """The byte values of a mask [H, W]; palette indices if it has a palette."""
-    content = Path(name).read_bytes()
-    mask = _decode(name, content)
+    with decoding(name):
+        content = read_content(name)
+        mask = decode(content)
     rule = "a mask must be a PNG of one 8-bit channel or of palette indices"
     if mask.format != "PNG":
         raise CorruptMaskError(name, f"{rule}, it is {mask.format}")
     # from the header of the file: Pillow scales grey values of fewer bits to 0..255, which changes the labels
-    bits = content[24]
+    bits = content.getbuffer()[24]
     if mask.mode not in ("L", "P") or (mask.mode == "L" and bits != 8):
         raise CorruptMaskError(name, f"{rule}, its mode is {mask.mode} of {bits} bits")
     return np.asarray(mask)

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from softline.checks import check_integer
 from softline.data.randomness import mix
+from softline.data.reading import open_regular
 from softline.data.sequences.interface import SequenceError, SequenceSource, Tokens
 from softline.data.sequences.text import find_bytes
 from softline.errors import UserError
@@ -319,7 +320,7 @@ class ListOpsFile:
     def load(self, index: int) -> tuple[tuple[Tokens, ...], int]:
         check_index(index, len(self))
         start, end = self._starts[index + 1 : index + 3].tolist()
-        with open(self._path, "rb") as file:
+        with open_regular(self._path) as file:
             file.seek(start)
             line = file.read(end - start).decode("utf-8", errors="replace").rstrip("\r\n")
         columns = line.split("\t")
@@ -346,7 +347,7 @@ def read_listops_tsv(path: Path, *, max_length: int = 2000) -> SequenceSource:
         place = f"it is in listops-1000 of {DOWNLOAD}, a .tar.gz file"
         raise UserError(f"{path} must be a file of the Long Range Arena such as basic_train.tsv; {place}")
     starts = _line_starts(path)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         header = file.read(int(starts[1]) if len(starts) > 1 else 0).rstrip(b"\r\n")
     if header != HEADER:
         found = _shorten(header.decode("utf-8", errors="replace"))

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from softline.checks import check_integer, check_option
+from softline.data.reading import open_regular, read_json
 from softline.data.sequences.interface import Notify, SequenceSource, Split, Tokens
 from softline.data.sequences.listops import (
     CLASSES,
@@ -53,9 +54,10 @@ class ListOpsSplit:
     def __init__(self, directory: Path, split: Split, max_length: int) -> None:
         self.max_length = max_length
         self._directory, self._split = directory, split
-        self._tokens, self._starts, self._labels = (
-            np.load(directory / _file_name(split, array), mmap_mode="r") for array in ARRAYS
-        )
+        self._tokens, self._starts, self._labels = (_map(directory / _file_name(split, array)) for array in ARRAYS)
+        last = self._starts[-1] if len(self._starts) else -1
+        if len(self._starts) != len(self._labels) + 1 or last != len(self._tokens) or (np.diff(self._starts) < 1).any():
+            raise UserError(f"{directory}: the arrays of the split {split!r} must belong together, they do not")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a memory-mapped array would be pickled with all its content
@@ -74,6 +76,16 @@ class ListOpsSplit:
         check_index(index, len(self))
         start, end = self._starts[index : index + 2].tolist()
         return (np.array(self._tokens[start:end], np.uint16),), int(self._labels[index])
+
+
+def _map(path: Path) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, SyntaxError) as error:
+        raise UserError(f"{path} must be an array in numpy's format: {error}") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UserError(f"{path} must be a list of whole numbers, it has type {array.dtype} {list(array.shape)}")
+    return array
 
 
 def open_listops(
@@ -208,7 +220,7 @@ def _write(directory: Path, settings: ListOpsSettings, samples: ListOpsSamples) 
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -228,9 +240,9 @@ def _check(directory: Path, split: Split, settings: ListOpsSettings) -> None:
 
 def _read_description(path: Path, advice: str) -> dict[str, Any]:
     try:
-        description = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); {advice}") from error
+        description = read_json(path)
+    except UserError as error:
+        raise UserError(f"{error}; {advice}") from error
     if not isinstance(description, dict) or "format" not in description:
         raise UserError(f"{path} is damaged (it has no format); {advice}")
     if description["format"] != FORMAT:

@@ -13,7 +13,9 @@ A token is the value of a pixel, 0 to 255: a black pixel is 0 and thus masked li
 import io
 import os
 import pickle
+import pickletools
 import re
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +27,8 @@ from PIL import Image
 from softline.checks import check_integer, check_option
 from softline.data.images.datasets import to_mode
 from softline.data.images.folders import FolderImages, open_folder
-from softline.data.images.interface import decode, decoding
+from softline.data.images.interface import load_image
+from softline.data.reading import read_bytes, walk
 from softline.data.sequences.interface import SequenceError, SequenceSource, Split, Tokens
 from softline.data.sequences.text import LRA_ORIGIN, VOCABULARY, missing_download
 from softline.errors import UserError
@@ -44,6 +47,7 @@ CIFAR_ORIGIN = "cifar-10-python.tar.gz of cs.toronto.edu/~kriz/cifar.html"
 CONTOURS = "curv_contour_length_14"
 METADATA_LINE = re.compile(rb"imgs/(0|[1-9][0-9]{0,8})\s+sample_(0|[1-9][0-9]{0,8})\.png\s+\S+\s+([01])(\s.*)?")
 
+MAX_TUPLES = 1000
 # exceptions that pickle raises for files that are truncated or not pickles
 UNREADABLE_PICKLE = (
     pickle.UnpicklingError,
@@ -53,6 +57,8 @@ UNREADABLE_PICKLE = (
     AttributeError,
     LookupError,
     OverflowError,
+    RecursionError,
+    MemoryError,
 )
 
 
@@ -176,12 +182,10 @@ class PathfinderPixels:
 
     def _decode(self, index: int) -> Image.Image:
         try:
-            content = Path(self.name(index)).read_bytes()
+            return load_image(self.name(index))
         except FileNotFoundError as error:
             line = f"{os.fsdecode(self._metadata[self._samples.metadata[index]])}:{self._samples.lines[index]}"
             raise SequenceError(f"{line}: names the image {self.name(index)}, which does not exist") from error
-        with decoding(self.name(index)):
-            return decode(io.BytesIO(content))
 
 
 def open_grey_images(root: Path, split: Split, *, seed: int = 0) -> SequenceSource:
@@ -221,7 +225,8 @@ def open_pathfinder(root: Path, split: Split, *, seed: int = 0) -> SequenceSourc
     folder = next((folder for folder in folders if (folder / "metadata").is_dir()), None)
     if folder is None:
         raise missing_download("Pathfinder's images", split, [path / "metadata" for path in folders], LRA_ORIGIN)
-    paths = sorted(str(path) for path in (folder / "metadata").glob("*.npy") if not path.name.startswith("."))
+    found = next(walk(folder / "metadata", wanted=_is_metadata, root=folder))
+    paths = [str(found.path / name) for name in found.files]
     samples = _read_metadata(folder, paths)
     indices = _share(folder, len(samples.labels), split, PATHFINDER_TENTHS[split], seed)
     return PathfinderPixels(str(folder), paths, samples).part(indices)
@@ -233,6 +238,10 @@ def luma(colours: Pixels) -> Pixels:
     red, green, blue = colours.astype(np.float32) * np.float32(1 / 255)
     grey = red * np.float32(0.2989) + green * np.float32(0.5870) + blue * np.float32(0.1140)
     return (grey * np.float32(255.5)).astype(np.uint8)
+
+
+def _is_metadata(name: str) -> bool:
+    return name.endswith(".npy") and not name.startswith(".")
 
 
 def _share(root: Path, count: int, split: str, tenths: tuple[int, int], seed: int) -> Indices:
@@ -286,7 +295,7 @@ def _open_batches(folder: Path, split: str, seed: int) -> BatchPixels:
 def _read_classes(path: Path) -> tuple[str, ...]:
     names = _read_pickle(path).get(b"label_names")
     if not isinstance(names, list) or not names or not all(isinstance(name, bytes) for name in names):
-        raise UserError(f"{path} must have class names under b'label_names', got {names!r}")
+        raise UserError(f"{path} must have class names under b'label_names', got {reprlib.repr(names)}")
     return tuple(name.decode("latin1") for name in names)
 
 
@@ -296,14 +305,15 @@ def _read_batch(path: Path, classes: int) -> tuple[Pixels, Indices]:
     values = 3 * CIFAR_SIDE * CIFAR_SIDE
     data, labels = content.get(b"data"), content.get(b"labels")
     if not isinstance(data, _PickledArray) or not data.is_bytes(values):
-        raise UserError(f"{path} must have uint8 [images, {values}] under b'data', got {data!r}")
+        found = repr(data) if isinstance(data, _PickledArray) else reprlib.repr(data)
+        raise UserError(f"{path} must have uint8 [images, {values}] under b'data', got {found}")
     count = data.shape[0]
     if not isinstance(labels, list) or len(labels) != count:
-        found = f"{len(labels)} labels" if isinstance(labels, list) else repr(labels)
+        found = f"{len(labels)} labels" if isinstance(labels, list) else reprlib.repr(labels)
         raise UserError(f"{path} must have a list of {count} labels, one for each image, under b'labels', got {found}")
     for row, label in enumerate(labels):
         if type(label) is not int or not 0 <= label < classes:
-            raise UserError(f"{path}: image {row}: the label must be 0 to {classes - 1}, got {label!r}")
+            raise UserError(f"{path}: image {row}: the label must be 0 to {classes - 1}, got {reprlib.repr(label)}")
     colours = np.frombuffer(data.content, np.uint8).reshape(data.shape, order="F" if data.by_column else "C")
     planes = colours.reshape(count, 3, -1)  # [images, 3, tokens]
     return luma(np.moveaxis(planes, 1, 0)), np.array(labels, np.int64)
@@ -335,12 +345,13 @@ class _PickledArray:
 
     def is_bytes(self, columns: int) -> bool:
         """Whether it is a complete uint8 array [rows, columns] with at least one row."""
-        rows = self.shape[0] if self.shape else 0
+        rows = self.shape[0] if self.shape and type(self.shape[0]) is int else 0
         whole = self.shape == (rows, columns) and len(self.content) == rows * columns > 0
         return whole and self.code in ("u1", b"u1")
 
     def __repr__(self) -> str:
-        return f"an array of type {self.code!r} {list(self.shape)} in {len(self.content)} bytes"
+        code, shape = reprlib.repr(self.code), reprlib.repr(list(self.shape))
+        return f"an array of type {code} {shape} in {len(self.content)} bytes"
 
 
 def _pickled_array(*_: object) -> _PickledArray:
@@ -376,21 +387,38 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _read_pickle(path: Path) -> dict[Any, Any]:
-    with open(path, "rb") as file:
-        try:
-            content = _ArrayUnpickler(file, encoding="bytes").load()
-        except UNREADABLE_PICKLE as error:
-            raise UserError(f"{path} must be a file of CIFAR-10's Python version: {error}") from error
+    file = read_bytes(path)
+    try:
+        _check_steps(file)
+        content = _ArrayUnpickler(io.BytesIO(file), encoding="bytes").load()
+    except UNREADABLE_PICKLE as error:
+        raise UserError(f"{path} must be a file of CIFAR-10's Python version: {error}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} must be a file of CIFAR-10's Python version: a dictionary, got {content!r:.80}")
+        found = reprlib.repr(content)
+        raise UserError(f"{path} must be a file of CIFAR-10's Python version: a dictionary, got {found}")
     return content
+
+
+def _check_steps(file: bytes) -> None:
+    """Refuse what a small file could use to exhaust Python's memory or its stack.
+
+    Memory is reserved for all numbers of stored values up to the largest, and the hash of a tuple of tuples of tuples
+    needs the stack.
+    """
+    tuples = 0
+    for code, argument, _ in pickletools.genops(file):
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(argument or 0) < len(file):
+            raise pickle.UnpicklingError(f"it stores a value as number {argument}")
+        tuples += code.name.startswith("TUPLE")
+        if tuples > MAX_TUPLES:
+            raise pickle.UnpicklingError(f"it has more than {MAX_TUPLES} tuples, which a batch does not need")
 
 
 def _read_metadata(folder: Path, paths: Sequence[str]) -> Samples:
     """All images in the metadata, sorted by folder and file."""
     rows = []
     for number, path in enumerate(paths):
-        for line, content in enumerate(Path(path).read_bytes().splitlines(), start=1):
+        for line, content in enumerate(read_bytes(path).splitlines(), start=1):
             match = METADATA_LINE.fullmatch(content.strip())
             if match is None:
                 rule = "a line must be imgs/<number> sample_<number>.png <number> <label 0 or 1> and more"

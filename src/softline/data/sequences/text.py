@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from softline.checks import check_integer, check_option
+from softline.data.reading import open_regular, walk
 from softline.data.sequences.interface import SequenceError, SequenceSource, Split, Tokens
 from softline.errors import UserError
 
@@ -64,7 +65,7 @@ class Reviews:
         return f"{self._folder}/{SENTIMENTS[self._labels[index]]}/{os.fsdecode(self._names[index])}"
 
     def load(self, index: int) -> tuple[tuple[Tokens, ...], int]:
-        with open(self.name(index), "rb") as file:
+        with open_regular(self.name(index)) as file:
             text = file.read(self.max_length)
         if not text:
             raise SequenceError(f"{self.name(index)}: a review must have at least one byte, the file is empty")
@@ -96,7 +97,7 @@ class Pairs:
 
     def load(self, index: int) -> tuple[tuple[Tokens, ...], int]:
         start, end = self._bounds[index].tolist()
-        with open(self._path, "rb") as file:
+        with open_regular(self._path) as file:
             file.seek(start)
             line = file.read(end - start)
         fields = line.removesuffix(b"\r").split(b"\t")
@@ -124,7 +125,7 @@ def open_imdb(root: Path, split: Split, *, max_length: int = 4000) -> SequenceSo
     needed = [[folder / sentiment for sentiment in SENTIMENTS] for folder in folders]
     for folder, pair in zip(folders, needed, strict=True):
         if all(path.is_dir() for path in pair):
-            files = [(name, label) for label, path in enumerate(pair) for name in _text_names(path)]
+            files = [(name, label) for label, path in enumerate(pair) for name in _text_names(path, Path(root))]
             return Reviews(str(folder), [(label, name) for name, label in sorted(files)], max_length=max_length)
     raise missing_download("IMDb's reviews", split, [path for pair in needed for path in pair], IMDB_ORIGIN)
 
@@ -159,21 +160,20 @@ def missing_download(what: str, split: str, paths: Sequence[Path], origin: str) 
     return UserError(f"{what} for the split {split!r} were not found; looked for {places}; they come from {origin}")
 
 
-def _text_names(folder: Path) -> list[str]:
+def _text_names(folder: Path, root: Path) -> list[str]:
     # macOS creates ._name.txt files, which are not texts
-    names = [name for name in os.listdir(folder) if not name.startswith(".")]
-    texts = [name for name in names if name.endswith(".txt")]
-    if not texts:
+    found = next(walk(folder, wanted=lambda name: name.endswith(".txt") and not name.startswith("."), root=root))
+    if not found.files:
         raise UserError(f"{folder} holds no reviews: expected *.txt")
-    if len(texts) < len(names):
-        logger.warning("%d files in %s are not reviews (*.txt) and are ignored", len(names) - len(texts), folder)
-    return texts
+    if others := found.others + len(found.subfolders):
+        logger.warning("%d files in %s are not reviews (*.txt) and are ignored", others, folder)
+    return found.files
 
 
 def find_bytes(path: Path, *characters: str) -> tuple[list[NDArray[np.int64]], int]:
     """Positions of each character in a file, which is read in blocks, and the size of the file."""
     found, size = [[np.zeros(0, np.int64)] for _ in characters], 0
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while block := file.read(BLOCK):
             values = np.frombuffer(block, np.uint8)
             for places, character in zip(found, characters, strict=True):
