@@ -70,3 +70,12 @@ def test_deit_gets_places_for_its_tokens():
     size = sum(p.numel() for p in model.parameters())
     assert model(torch.randn(1, 3, 64, 96)).shape == (1, 1000)  # resized for another image
     assert size == 5_717_416 + 12 * (197 * 192 + 192 + 64 * 26) == 6_193_576
+
+
+@pytest.mark.parametrize("position_grid", [None, (7, 5)])
+def test_half_precision_saturates_where_the_learned_scale_enlarges_queries_and_keys(position_grid):
+    module = create_attention("focused", 32, 2, position_grid=position_grid).half()
+    with torch.no_grad():
+        module.core.scale.fill_(-8)  # divides by softplus(-8) = 0.0003
+    out = module(torch.full((1, 35, 32), 2e4, dtype=torch.float16), (7, 5))
+    assert out.isfinite().all()

@@ -15,6 +15,8 @@ from pathlib import Path
 import softline
 
 COMMAND = [sys.executable, "-m", "softline.cli", "explore"]
+# after statements that change limits
+CHANGED = "import sys; from softline.cli import main; sys.exit(main(['explore', *sys.argv[1:]]))"
 # a busy machine imports slowly
 START_SECONDS = 120
 END_SECONDS = 30
@@ -36,10 +38,12 @@ class Running:
 
 
 @contextmanager
-def explore(root: Path, *arguments: str) -> Iterator[Running]:
+def explore(root: Path, *arguments: str, first: str = "") -> Iterator[Running]:
     """
     root: an empty directory, where it runs and puts its files.
+    first: Python statements that are executed before.
     """
+    command = [sys.executable, "-c", f"{first}; {CHANGED}"] if first else COMMAND
     (root / "temporary").mkdir()
     log = root / "log.txt"
     # it runs elsewhere, where a relative path finds nothing
@@ -51,7 +55,7 @@ def explore(root: Path, *arguments: str) -> Iterator[Running]:
         "OMP_NUM_THREADS": "1",
     }
     with log.open("w") as output:
-        process = subprocess.Popen([*COMMAND, *arguments], cwd=root, env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen([*command, *arguments], cwd=root, env=environment, stdout=output, stderr=output)
     try:
         address = _wait_for_address(process, log)
         (folder,) = (root / "temporary").glob("softline-explore-*")

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from softline.attention import ATTENTIONS
@@ -9,6 +11,8 @@ def test_every_best_checkpoint_below_a_directory_is_offered_before_fresh_models(
         (tmp_path / run).mkdir(parents=True)
         (tmp_path / run / "best.pt").touch()
         (tmp_path / run / "last.pt").touch()
+    (tmp_path / "no file" / "best.pt").mkdir(parents=True)
+    os.mkfifo(tmp_path / "best.pt")
     choices = find_choices([str(tmp_path)])
     fresh = [f"{name} (untrained)" for name in FRESH]
     assert list(choices) == [str(tmp_path / "one"), str(tmp_path / "two" / "seed0"), *fresh]

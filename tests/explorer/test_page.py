@@ -2,12 +2,14 @@ import pytest
 
 gr = pytest.importorskip("gradio")
 
+import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from softline.attention import ATTENTIONS  # noqa: E402
 from softline.explorer import page as module  # noqa: E402
 from softline.explorer.catalog import OWN, find_choices  # noqa: E402
 from softline.explorer.page import MEAN, Page, read_asked, read_click, read_size  # noqa: E402
+from softline.explorer.storage import Storage  # noqa: E402
 from softline.explorer.view import Asked, Explorer  # noqa: E402
 from tests.explorer.images import write_photo, write_text  # noqa: E402
 
@@ -31,7 +33,7 @@ def explorer():
 
 @pytest.fixture
 def page(explorer, tmp_path):
-    return Page(explorer, tmp_path)
+    return Page(explorer, Storage(tmp_path))
 
 
 def size_of(path):
@@ -66,7 +68,7 @@ def test_what_was_asked_for_is_not_chosen_again_as_the_visitor_may_have_gone_on(
 
 
 def test_a_trained_model_is_set_to_its_own_attention(checkpoint, tmp_path):
-    page = Page(Explorer(find_choices([str(checkpoint)])), tmp_path)
+    page = Page(Explorer(find_choices([str(checkpoint)])), Storage(tmp_path))
     attention, *_ = page.show_side("cat", None, 32, (0.5, 0.5), str(checkpoint.parent), "softmax", 0, MEAN)
     assert (attention["choices"], attention["value"], attention["interactive"]) == ([OWN], OWN, False)
 
@@ -130,21 +132,76 @@ def test_a_side_says_why_it_shows_no_map(page, values, message):
     assert details == ""
 
 
-def test_a_checkpoint_that_cannot_be_read_is_a_message(tmp_path):
-    (tmp_path / "best.pt").write_text("no checkpoint")
-    page = Page(Explorer(find_choices([str(tmp_path)])), tmp_path)
-    attention, layer, _, picture, answer, _ = page.show_side("cat", None, 64, (0.5, 0.5), str(tmp_path), OWN, 0, MEAN)
+def damaged(checkpoint, path, damage):
+    """Write the checkpoint with a damage: text, a length in bytes, or a change of its content."""
+    if isinstance(damage, str):
+        path.write_text(damage)
+    elif isinstance(damage, int):
+        path.write_bytes(checkpoint.read_bytes()[:damage])
+    else:
+        content = torch.load(checkpoint, weights_only=True)
+        damage(content)
+        torch.save(content, path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "no checkpoint",
+        "",
+        1000,
+        lambda content: content.pop("facts"),
+        lambda content: content.pop("recipe"),
+        lambda content: content.update(facts=None),
+        lambda content: content.update(recipe=[]),
+        lambda content: content.update(state_dict=5, state_dict_ema=5),
+        lambda content: content["state_dict"].clear(),
+    ],
+    ids=["text", "empty", "cut off", "no facts", "no recipe", "facts", "recipe", "weights", "no weights"],
+)
+def test_a_checkpoint_that_cannot_be_read_is_a_message_and_others_can_be_chosen(checkpoint, tmp_path, damage):
+    (tmp_path / "run").mkdir()
+    damaged(checkpoint, tmp_path / "run" / "best.pt", damage)
+    page = Page(Explorer(find_choices([str(tmp_path), str(checkpoint)])), Storage(tmp_path))
+    bad, good = (str(tmp_path / "run"), OWN, 0, MEAN), (str(checkpoint.parent), OWN, 0, MEAN)
+    assert page.default_models() == (bad[0], good[0])
+    for _ in range(2):
+        _, *sides = page.show("cat", None, 32, (0.5, 0.5), *bad, *good)
+        attention, layer, _, picture, answer, _ = sides[:6]
+        assert picture is None
+        assert (attention["choices"], layer["choices"]) == ([OWN], [])
+        assert "best.pt" in answer
+        assert size_of(sides[9]) == (560, 560)
+        a, b, line = page.details(32, *bad, *good)
+        assert (a, "ms" in b, line.count("bar")) == ("", True, 1)
+
+
+def test_a_model_that_computes_no_finite_numbers_is_a_message(tmp_path):
+    explorer = Explorer(find_choices([]))
+    with torch.no_grad():
+        next(explorer._subject(Asked(MICRO)).model.parameters()).fill_(float("nan"))
+    *_, picture, answer, _ = Page(explorer, Storage(tmp_path)).show_side("cat", None, 64, (0.5, 0.5), *ASKED)
     assert picture is None
-    assert (attention["choices"], layer["choices"]) == ([OWN], [])
-    assert "best.pt" in answer
+    assert "numbers that are not finite before stage 1, block 1" in answer
 
 
 def test_an_upload_is_added_to_the_photographs_and_chosen(page, tmp_path):
     path = write_photo(tmp_path / "stored.png")
-    photo, photos = page.receive({"path": str(path), "orig_name": "holiday.png"})
-    assert photos.value == photo.name == "yours: holiday.png"
+    uploaded, photos = page.receive({"path": str(path), "orig_name": "holiday.png"})
+    assert photos.value == uploaded.name == "yours: holiday.png"
     assert [value for _, value in photos.choices] == ["cat", "coffee", "yours: holiday.png"]
-    assert page.photo(photo.name, photo) is photo
+    photo = page.photo(uploaded.name, uploaded)
+    assert (photo.name, photo.key, photo.image.size) == (uploaded.name, uploaded.key, (40, 40))
+
+
+def test_photographs_of_many_visitors_are_forgotten_before_they_fill_the_memory(explorer, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PHOTOS_BYTES", 2 * 3 * 40**2)
+    page = Page(explorer, Storage(tmp_path))
+    sent = [page.receive({"path": str(write_photo(tmp_path / f"{seed}.png", seed=seed))})[0] for seed in range(3)]
+    for uploaded in sent[1:]:
+        assert page.photo(uploaded.name, uploaded).key == uploaded.key
+    answer = page.show_side(sent[0].name, sent[0], 64, (0.5, 0.5), *ASKED)[4]
+    assert "yours: 0.png is no longer kept: upload it again" in answer
 
 
 def test_a_refused_upload_leaves_the_page_as_it_is(page, tmp_path, warned):
@@ -158,6 +215,27 @@ def test_a_refused_upload_leaves_the_page_as_it_is(page, tmp_path, warned):
 def test_a_forged_upload_is_refused(page, warned, upload):
     page.receive(upload)
     assert warned == ["only files that were uploaded to this page are read"]
+
+
+@pytest.mark.parametrize("name", ["gone.png", "x" * 300, "a/" * 3000])
+def test_an_upload_that_is_not_there_is_a_message(page, tmp_path, warned, name):
+    assert page.receive({"path": str(tmp_path / name)}) == [gr.skip(), gr.skip()]
+    assert len(warned) == 1
+
+
+def test_a_directory_is_no_upload(page, tmp_path, warned):
+    (tmp_path / "inside").mkdir()
+    for path in (tmp_path, tmp_path / "inside"):
+        assert page.receive({"path": str(path)}) == [gr.skip(), gr.skip()]
+    assert warned == ["only files that were uploaded to this page are read"] * 2
+
+
+def test_a_page_without_room_for_its_pictures_says_so(explorer, tmp_path, warned):
+    page = Page(explorer, Storage(tmp_path, max_files=0))
+    photograph, *_, picture, answer, _ = page.show("cat", None, 64, (0.5, 0.5), *ASKED, *ASKED)
+    assert (photograph, picture) == (gr.skip(), None)
+    assert "no room for more files" in answer
+    assert len(warned) == 1
 
 
 def test_a_link_out_of_the_folder_is_refused(page, tmp_path_factory, tmp_path, warned):
@@ -183,7 +261,7 @@ def test_details_of_a_side_that_shows_nothing_are_empty(page):
 
 
 def test_checkpoints_come_first(checkpoint, tmp_path):
-    page = Page(Explorer(find_choices([str(checkpoint)])), tmp_path)
+    page = Page(Explorer(find_choices([str(checkpoint)])), Storage(tmp_path))
     assert page.default_models() == (str(checkpoint.parent), "softpp_tiny (untrained)")
 
 

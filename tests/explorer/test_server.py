@@ -1,9 +1,13 @@
 """Real requests to a running server."""
 
+import functools
 import json
 import signal
 import socket
+import threading
+import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -28,8 +32,8 @@ def server(tmp_path_factory):
         yield server
         assert server.end(signal.SIGTERM) == 0
     # whatever was asked of it
-    *_, hint, empty, last = server.log.read_text().splitlines()
-    assert (hint, empty, last) == ("Ctrl-C ends it", "", "ended")
+    assert server.log.read_text().endswith("\n\nended\n")
+    assert "Traceback" not in server.log.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +82,13 @@ def upload(client, path):
     return answer, {"path": answer.json()[0], "orig_name": path.name, "meta": {"_type": "gradio.FileData"}}
 
 
+def send_raw(client, text):
+    """The answer to a request that is sent as it stands."""
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
+        raw.sendall(text.format(host=f"{client.base_url.host}:{client.base_url.port}").encode("latin-1"))
+        return b"".join(iter(lambda: raw.recv(65536), b""))
+
+
 def assert_works(client):
     shown = result(send(client, "show", SHOW)[1])
     picture = client.get(shown[4]["url"])
@@ -112,15 +123,14 @@ def test_no_function_is_open_to_programs(client):
         "file=http://127.0.0.1:1/",
         "file/etc/passwd",
         "proxy=http://127.0.0.1:1/",
+        "file={folder}",
+        "file={folder}/",
     ],
 )
 def test_no_other_file_is_served(server, client, path):
     path = path.format(folder=server.folder)
     # as it stands: a client would tidy it up
-    with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
-        host = f"{client.base_url.host}:{client.base_url.port}"
-        raw.sendall(f"GET /{API}/{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        answer = b"".join(iter(lambda: raw.recv(65536), b""))
+    answer = send_raw(client, f"GET /{API}/{path} HTTP/1.1\r\nHost: {{host}}\r\nConnection: close\r\n\r\n")
     assert answer.startswith((b"HTTP/1.1 403", b"HTTP/1.1 404"))
     assert b"root:" not in answer
 
@@ -191,7 +201,7 @@ def test_an_upload_of_unknown_length_is_not_stored(server, client):
     request = client.build_request("POST", f"{API}/upload", files={"files": ("a.png", b"a")})
     pieces = iter([request.read()])
     kind = {"Content-Type": request.headers["content-type"]}
-    assert client.post(f"{API}/upload", content=pieces, headers=kind).status_code == 403
+    assert client.post(f"{API}/upload", content=pieces, headers=kind).status_code == 411
     assert set(server.folder.rglob("*")) == before
 
 
@@ -219,6 +229,160 @@ def test_forged_numbers_leave_no_traceback(server, client):
 
 def test_a_page_of_another_name_is_refused(client):
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "X-Forwarded-Host: evil.example",
+        "X-Forwarded-Proto: https",
+        "X-Forwarded-Prefix: /evil.example",
+        "X-Forwarded-For: 203.0.113.5",
+        "Forwarded: host=evil.example;proto=https",
+        "X-Gradio-Server: http://evil.example",
+    ],
+)
+def test_headers_of_a_proxy_that_is_not_there_change_nothing(client, header):
+    name, value = header.split(": ")
+    config = client.get("config", headers={name: value})
+    assert config.json()["root"] == client.get("config").json()["root"] == str(client.base_url).rstrip("/")
+    page = client.get("/", headers={name: value}).text
+    assert "evil.example" not in config.text + page
+    assert f"https://{client.base_url.host}" not in config.text + page
+    assert "203.0.113.5" not in config.text + page
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        "GET / HTTP/1.1\r\n\r\n",
+        "GET / HTTP/1.0\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: {host}\r\nHost: evil.example\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\nOrigin: null\r\n\r\n",
+        "GET /assets/" + "a" * 3000 + " HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n",
+        "GET /assets/%00%ff HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n",
+        "GET /gradio_api/queue/data?session_hash=unknown HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n",
+        "POST /gradio_api/queue/join HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        "POST /gradio_api/queue/join HTTP/1.1\r\nHost: {host}\r\nContent-Length: -1\r\n\r\n",
+        "\0\xff\r\n\r\n",
+    ],
+)
+def test_malformed_requests_are_refused_and_leave_no_traceback(server, client, request_text):
+    assert send_raw(client, request_text).startswith(b"HTTP/1.1 4")
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": []},
+        {"data": "x"},
+        {"data": [None] * 99},
+        {"data": [{}]},
+        {"session_hash": None},
+        {"session_hash": "a" * 1000},
+        {"trigger_id": "x"},
+        {"fn_index": 0.5},
+        {"data": functools.reduce(lambda inner, _: [inner], range(200), [])},
+    ],
+)
+def test_malformed_events_are_refused_and_leave_no_traceback(server, client, change):
+    event = {"data": [None], "fn_index": event_of(client, "receive"), "session_hash": uuid.uuid4().hex}
+    answer = client.post(f"{API}/queue/join", json=event | change)
+    assert 400 <= answer.status_code < 500
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("name", ["", "inside"])
+def test_a_directory_is_not_taken_for_an_upload(server, client, name):
+    (server.folder / "inside").mkdir(exist_ok=True)
+    joined, _ = send(client, "receive", [{"path": f"{server.folder}/{name}", "meta": {"_type": "gradio.FileData"}}])
+    assert joined.status_code == 403
+
+
+def test_a_form_without_a_file_is_refused(server, client):
+    answer = client.post(f"{API}/upload", files={"files": (None, b"a")})
+    assert answer.status_code == 400
+    assert client.post(f"{API}/upload", files=[("files", ("a", b"a"))] * 2).status_code == 413
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_a_visitor_who_leaves_during_an_upload_leaves_no_traceback(server, client):
+    head = f"POST /{API}/upload HTTP/1.1\r\nHost: {client.base_url.host}:{client.base_url.port}\r\n"
+    head += "Content-Type: multipart/form-data; boundary=edge\r\nContent-Length: 1000\r\n\r\n--edge\r\n"
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
+        raw.sendall(head.encode())
+    assert_works(client)
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_a_damaged_checkpoint_among_others_is_a_message(tmp_path, checkpoint):
+    (tmp_path / "runs" / "bad").mkdir(parents=True)
+    (tmp_path / "runs" / "bad" / "best.pt").write_text("no checkpoint")
+    with explore(tmp_path, str(tmp_path / "runs"), str(checkpoint), "--port", free_port()) as server:
+        with httpx.Client(base_url=server.address, timeout=60, trust_env=False) as client:
+            bad, good = [str(tmp_path / "runs" / "bad"), OWN, 0, MEAN], [str(checkpoint.parent), OWN, 0, MEAN]
+            shown = result(send(client, "show", ["cat", None, 32, None, *bad, *good])[1])
+            assert shown[4] is None
+            assert "best.pt" in shown[5]
+            assert 'role="alert"' in shown[5]
+            assert shown[10] is not None
+            assert_works(client)
+        assert server.log.read_text().startswith("2 checkpoints")
+        assert "Traceback" not in server.log.read_text()
+
+
+SMALL = (
+    "from softline.explorer.storage import Storage; "
+    "Storage.__init__.__kwdefaults__.update(max_bytes=3 * 2**20, max_files=8); "
+)
+EAGER = "Storage.cleaning.__wrapped__.__kwdefaults__.update(seconds=0.05); Storage.clean.__defaults__ = (0.0,)"
+
+
+def files_in(folder):
+    return [path for path in folder.rglob("*") if not path.is_dir()]
+
+
+def test_uploads_of_all_visitors_stay_within_the_quota(tmp_path):
+    start = threading.Barrier(6)
+
+    def post(place):
+        with httpx.Client(base_url=server.address, timeout=60, trust_env=False) as client:
+            start.wait()
+            return client.post(f"{API}/upload", files={"files": (f"{place}.png", bytes([place]) * 2**20)})
+
+    with explore(tmp_path, "--port", free_port(), first=SMALL.rstrip("; ")) as server:
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(post, range(6)))
+        codes = [answer.status_code for answer in answers]
+        large = files_in(server.folder)
+        assert set(codes) == {200, 507}
+        assert codes.count(200) == len(large) <= 2
+        refused = next(answer for answer in answers if answer.status_code == 507)
+        assert "no room for more files" in refused.json()["error"]
+        # small ones have room, until there are too many
+        with httpx.Client(base_url=server.address, timeout=60, trust_env=False) as client:
+            codes = [client.post(f"{API}/upload", files={"files": (str(n), bytes([n]))}).status_code for n in range(12)]
+        assert codes == [200] * (8 - len(large)) + [507] * (4 + len(large))
+        assert len(files_in(server.folder)) == 8
+
+
+def test_the_clean_up_goes_on_whatever_lies_in_the_folder(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    with explore(tmp_path, "--port", free_port(), first=SMALL + EAGER) as server:
+        (server.folder / "empty" / "inner").mkdir(parents=True)
+        (server.folder / "link").symlink_to(precious)
+        (server.folder / "loop").symlink_to(server.folder)
+        with httpx.Client(base_url=server.address, timeout=60, trust_env=False) as client:
+            for name in "ab":
+                assert client.post(f"{API}/upload", files={"files": (name, b"content")}).status_code == 200
+                for _ in range(600):
+                    if not any(server.folder.iterdir()):
+                        break
+                    time.sleep(0.05)
+                assert list(server.folder.iterdir()) == []
+    assert precious.read_text() == "precious"
 
 
 def test_a_named_port_that_is_taken_is_a_message_and_another_is_found_without_one():

@@ -20,7 +20,7 @@ from softline.checks import check_number
 from softline.layers.embed import PositionEmbed
 from softline.layers.grid import GridSize, as_pair
 from softline.layers.local import ValueConv
-from softline.ops.inputs import hide
+from softline.ops.inputs import hide, narrow, widen
 
 
 class FocusedCore(nn.Module):
@@ -42,10 +42,11 @@ class FocusedCore(nn.Module):
     def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> dict[str, Any]:
         if self.position is not None:
             encoding = self.position.resized(grid_size).unflatten(-1, (k.shape[1], -1))  # [1, N, H, D]
-            k = hide(k + encoding.transpose(1, 2).to(k.dtype), key_mask)
+            k = hide(widen(k) + widen(encoding.transpose(1, 2)), key_mask)
         # softplus is positive, so dividing before the operator's relu equals dividing after it, up to its 1e-6
-        scale = F.softplus(self.scale).to(q.dtype)
-        return {"q": q / scale, "k": k / scale, "power": self.power}
+        scale = F.softplus(widen(self.scale))
+        # a scale below 1 may take float16 beyond its range, where the quotient saturates like any other result
+        return {"q": narrow(widen(q) / scale, q.dtype), "k": narrow(widen(k) / scale, q.dtype), "power": self.power}
 
     def extra_repr(self) -> str:
         return f"power={self.power}"

@@ -60,7 +60,7 @@ def find_checkpoints(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UserError(f"no such checkpoint or directory: {path}")
-    found = sorted(path.rglob(BEST))
+    found = sorted(file for file in path.rglob(BEST) if file.is_file())
     if not found:
         raise UserError(f"there is no {BEST} in {path} or below: name a directory of `softline train` or a checkpoint")
     return found

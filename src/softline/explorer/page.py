@@ -5,13 +5,15 @@ messages for the visitor, rather than in gradio.
 """
 
 import hashlib
+import io
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
 
 import gradio as gr
 from PIL import Image
@@ -21,6 +23,8 @@ from softline.errors import UserError
 from softline.explorer import facts
 from softline.explorer.catalog import OWN
 from softline.explorer.drawing import SIDE, draw_photograph
+from softline.explorer.recent import Recent
+from softline.explorer.storage import Storage
 from softline.explorer.uploads import FORMATS, MAX_BYTES, MAX_PIXELS, RefusedImageError, read_upload
 from softline.explorer.view import LEAST_SIZE, MOST_SIZE, USUAL_SIZE, Answer, Asked, Explorer, Photo, square_photo
 from softline.files import write_whole
@@ -46,7 +50,9 @@ FIRST_QUERY = (0.33, 0.36)
 """An eye of the cat, the inside of the cup."""
 SIZE_STEP = 4
 SESSION_SECONDS = 3600
-"""How long a session keeps its upload in memory."""
+"""How long a session remembers its upload."""
+PHOTOS_BYTES = 256 * 2**20
+"""Size of the uploaded photographs of all sessions in memory."""
 QUEUE = "explorer"
 """One event runs at a time: two would share the cores."""
 INTRODUCTION = (
@@ -82,15 +88,26 @@ class Side:
         return [self.attention, self.layer, self.head, self.picture, self.answer, self.details]
 
 
+@dataclass(frozen=True)
+class Uploaded:
+    """What a session remembers of the photograph that its visitor uploaded."""
+
+    name: str
+    key: str
+    """Hash of the pixels."""
+
+
 class Page:
     """The functions of the page, from values that the browser sends to updates of components.
 
-    folder: where gradio stores uploads.
+    storage: the folder in which gradio stores uploads and finds pictures.
     """
 
-    def __init__(self, explorer: Explorer, folder: Path) -> None:
-        self.explorer, self.folder = explorer, folder.resolve()
+    def __init__(self, explorer: Explorer, storage: Storage) -> None:
+        self.explorer, self.storage = explorer, storage
         self.photos = {name: square_photo(name, open_photograph(name)) for name in PHOTOGRAPHS}
+        # by hash: sessions come and go, and any number of them may hold a photograph
+        self._uploads: Recent[str, Photo] = Recent(PHOTOS_BYTES, weigh=lambda photo: 3 * photo.image.width**2)
 
     def default_models(self) -> tuple[str, str]:
         """The first two checkpoints, filled up with fresh models if there are fewer."""
@@ -100,24 +117,29 @@ class Page:
         first, second = [*labels, *usual][:2]
         return first, second
 
-    def photo(self, name: Any, uploaded: Photo | None) -> Photo:
+    def photo(self, name: Any, uploaded: Uploaded | None) -> Photo:
         if uploaded is not None and name == uploaded.name:
-            return uploaded
+
+            def forgotten() -> NoReturn:
+                raise UserError(f"{uploaded.name} is no longer kept: upload it again, or choose another photograph")
+
+            return self._uploads.get(uploaded.key, forgotten)
         if not isinstance(name, str) or name not in self.photos:
             raise UserError(f"there is no photograph {name!r:.200}: choose another one, or upload one")
         return self.photos[name]
 
-    def show_side(self, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any) -> list[Any]:
+    def show_side(self, name: Any, uploaded: Uploaded | None, size: Any, query: Any, *asked: Any) -> list[Any]:
         """Update `Side.shown`; if there is no map, say why."""
         try:
             photo = self.photo(name, uploaded)
             answer = self.explorer.answer(read_asked(*asked), photo, read_size(size), query)
+            picture = self._store(answer.picture)
         except (UserError, OSError) as error:
             return [*self._selectors_of_model(*asked), None, facts.message(str(error)), ""]
         details = self.explorer.known_details(answer.asked, read_size(size))
         return [
             *_selectors(answer, *asked[1:]),
-            self._store(answer.picture),
+            picture,
             facts.answer_table(answer),
             facts.details_table(details),
         ]
@@ -139,11 +161,11 @@ class Page:
             gr.skip(),
         ]
 
-    def show(self, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any) -> list[Any]:
+    def show(self, name: Any, uploaded: Uploaded | None, size: Any, query: Any, *asked: Any) -> list[Any]:
         """Update the photograph and both sides."""
         try:
             picture: Any = self._store(draw_photograph(self.photo(name, uploaded).image, query))
-        except UserError as error:
+        except (UserError, OSError) as error:
             gr.Warning(escape(str(error)))
             picture = gr.skip()
         half = len(asked) // 2
@@ -155,12 +177,19 @@ class Page:
 
         The write is atomic: gradio itself would write the same picture again while a browser reads it.
         """
-        path = self.folder / f"{hashlib.sha256(picture.tobytes()).hexdigest()}.jpeg"
-        write_whole(path, lambda file: picture.save(file, format="JPEG"))
+        encoded = io.BytesIO()
+        picture.save(encoded, format="JPEG")
+        path = self.storage.folder / f"{hashlib.sha256(encoded.getbuffer()).hexdigest()}.jpeg"
+
+        def write(file: IO[bytes]) -> None:
+            file.write(encoded.getbuffer())
+
+        with self.storage.reserve(encoded.tell()):
+            write_whole(path, write)
         return str(path)
 
     def click(
-        self, event: gr.EventData, name: Any, uploaded: Photo | None, size: Any, query: Any, *asked: Any
+        self, event: gr.EventData, name: Any, uploaded: Uploaded | None, size: Any, query: Any, *asked: Any
     ) -> list[Any]:
         """Move the query to where the visitor clicked; then as `show`."""
         try:
@@ -176,17 +205,22 @@ class Page:
         except RefusedImageError as error:
             gr.Warning(escape(str(error)))
             return [gr.skip(), gr.skip()]
-        return [photo, gr.Radio(choices=[*self.photos, photo.name], value=photo.name)]
+        self._uploads.get(photo.key, lambda: photo)
+        return [Uploaded(photo.name, photo.key), gr.Radio(choices=[*self.photos, photo.name], value=photo.name)]
 
     def _read(self, upload: Any) -> Photo:
         path = upload.get("path") if isinstance(upload, dict) else None
-        if not isinstance(path, str) or not Path(path).resolve().is_relative_to(self.folder):
+        if not isinstance(path, str) or not self.storage.owns(path):
             raise RefusedImageError("only files that were uploaded to this page are read")
         name = Path(str(upload.get("orig_name") or path)).name
-        file = Path(path)
-        if not file.is_file():
-            raise RefusedImageError(f"{name} did not arrive: upload it again")
-        image = read_upload(file, name=name)
+        # uploads are removed after a while, also between these two lines
+        missing = RefusedImageError(f"{name} did not arrive: upload it again")
+        if not os.path.isfile(path):
+            raise missing
+        try:
+            image = read_upload(Path(path), name=name)
+        except OSError:
+            raise missing from None
         # the prefix tells it from a photograph of the same name
         return square_photo(f"yours: {name}", image)
 
@@ -280,11 +314,11 @@ def _heads(count: int) -> list[tuple[str, Any]]:
 # layout
 
 
-def build_page(explorer: Explorer, folder: Path) -> gr.Blocks:
+def build_page(explorer: Explorer, storage: Storage) -> gr.Blocks:
     """Create the components of the page and connect them."""
-    page = Page(explorer, folder)
+    page = Page(explorer, storage)
     # without analytics gradio does not look for a newer version of itself
-    with gr.Blocks(title="softline explorer", analytics_enabled=False, delete_cache=(600, 600)) as blocks:
+    with gr.Blocks(title="softline explorer", analytics_enabled=False) as blocks:
         gr.HTML(INTRODUCTION, elem_id="introduction")
         with gr.Row(elem_id="board"):
             with gr.Column(elem_id="photo-side", min_width=220):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from softline.errors import UserError
-from softline.explorer.gate import Gate
+from softline.explorer.gate import Function, Gate
+from softline.explorer.storage import Storage
 from softline.explorer.uploads import MAX_BYTES
 from softline.explorer.view import Explorer
 
@@ -30,6 +31,10 @@ END_SECONDS = 2
 """Time for requests that are in progress when the server ends."""
 WAITING = 50
 """Largest number of events in the queue."""
+SESSIONS = 200
+"""Largest number of sessions that are remembered; the oldest are forgotten."""
+CONNECTIONS = 400
+"""Largest number of connections; a browser holds up to six."""
 
 
 @contextmanager
@@ -49,8 +54,9 @@ def serve(explorer: Explorer, *, host: str = "127.0.0.1", port: int | None = Non
         # gradio takes seconds to import, and reads the environment while it is imported
         from softline.explorer.page import build_page
 
-        blocks = build_page(explorer, Path(folder))
-        with _running(blocks, Path(folder), host, listening):
+        storage = Storage(Path(folder))
+        blocks = build_page(explorer, storage)
+        with storage.cleaning(lambda: _forget(blocks)), _running(blocks, storage, host, listening):
             yield address(host, listening.getsockname()[1])
 
 
@@ -81,7 +87,7 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 
 @contextmanager
-def _running(blocks: "gr.Blocks", folder: Path, host: str, listening: socket.socket) -> Iterator[None]:
+def _running(blocks: "gr.Blocks", storage: Storage, host: str, listening: socket.socket) -> Iterator[None]:
     import uvicorn
     from gradio.routes import App
 
@@ -96,8 +102,23 @@ def _running(blocks: "gr.Blocks", folder: Path, host: str, listening: socket.soc
                     inner.stop_event.set()
             await super().shutdown(sockets)
 
-    gate = Gate(mounted, folder, functions=tuple(blocks.fns), hosts=LOCAL_NAMES if host in LOCAL else None)
-    server = Server(uvicorn.Config(gate, log_level="warning", timeout_graceful_shutdown=END_SECONDS, ws="none"))
+    gate = Gate(
+        mounted,
+        storage,
+        functions=_functions(blocks),
+        sessions=blocks._queue.pending_messages_per_session,
+        hosts=LOCAL_NAMES if host in LOCAL else None,
+    )
+    config = uvicorn.Config(
+        gate,
+        log_level="warning",
+        timeout_graceful_shutdown=END_SECONDS,
+        ws="none",
+        limit_concurrency=CONNECTIONS,
+        # there is no proxy whose headers could be believed
+        proxy_headers=False,
+    )
+    server = Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
@@ -127,6 +148,7 @@ def _mounted(blocks: "gr.Blocks") -> "fastapi.FastAPI":
     from softline.explorer.page import stylesheet, theme
 
     blocks.queue(max_size=WAITING, api_open=False)
+    blocks.state_session_capacity = SESSIONS
     return gr.mount_gradio_app(
         fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
         blocks,
@@ -144,6 +166,32 @@ def _mounted(blocks: "gr.Blocks") -> "fastapi.FastAPI":
         theme=theme(),
         css=stylesheet(),
     )
+
+
+def _functions(blocks: "gr.Blocks") -> dict[int, Function]:
+    """The functions of the page by their indices."""
+    import gradio as gr
+
+    return {
+        index: Function(
+            len(function.inputs),
+            frozenset(place for place, given in enumerate(function.inputs) if isinstance(given, gr.UploadButton)),
+        )
+        for index, function in blocks.fns.items()
+    }
+
+
+def _forget(blocks: "gr.Blocks") -> None:
+    """Remove what gradio remembers of files that are gone, and of sessions that it has forgotten otherwise."""
+    for paths in blocks.temp_file_sets:
+        # a copy, because events add to it in the meantime
+        for path in tuple(paths):
+            if not os.path.lexists(path):
+                paths.discard(path)
+    events, sessions = blocks._queue.pending_event_ids_session, blocks._queue.pending_messages_per_session
+    for session in tuple(events):
+        if session not in sessions:
+            events.pop(session, None)
 
 
 @contextmanager

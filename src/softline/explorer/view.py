@@ -3,7 +3,7 @@
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -273,6 +273,7 @@ class Explorer:
             begin = time.perf_counter()
             seen, logits = subject.look(image[None])
             seconds = time.perf_counter() - begin
+            _check_finite(subject.name, seen)
             if seconds > REPEAT_SECONDS and size > USUAL_SIZE:
                 self._long[asked.model, asked.attention, size] = Duration(seconds, runs=1)
             return View(subject, image, seen, logits[0])
@@ -308,6 +309,13 @@ def _check_rows(given: LayerInput) -> None:
             f"the weights of {given.layer.name} for {given.tokens:,} tokens take {bytes_needed / 2**30:,.1f} GiB, and "
             f"the limit of this page is {MAX_TENSOR_BYTES / 2**30:.0f}: choose a smaller size or a later layer"
         )
+
+
+def _check_finite(name: str, seen: Sequence[LayerInput]) -> None:
+    """Refuse a model whose tokens are not finite, as if its weights are damaged: its maps would mean nothing."""
+    for given in seen:
+        if not given.x.isfinite().all():
+            raise UserError(f"{name} computes numbers that are not finite before {given.layer.name}")
 
 
 def _of_head(values: Tensor, head: int | None) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from softline.checks import check_option
 from softline.errors import UserError
 from softline.layers.grid import GridSize, as_pair, pad_to_whole, spatial_map, spatial_tokens
-from softline.ops.inputs import hide, widen, without_autocast
+from softline.ops.inputs import hide, saturate, widen, without_autocast
 
 Sampling = Literal["conv", "avgpool", "random", "biased"]
 MaxLandmarks = int | GridSize | Literal["ratio"] | None
@@ -167,6 +167,8 @@ class ConvLandmarks(nn.Module):
         # heads are groups with the same weights, so they need not be moved to the batch axis
         weight = (self.scale * self.conv.weight).repeat(heads, 1, 1, 1)
         cells = F.conv2d(maps, weight, stride=self.plan.ratio, groups=heads)  # [B, H D, rows, columns]
+        # an infinite cell would be NaN in the means of the other bins
+        cells = saturate(cells, cells.dtype)
         real = filled = None
         if key_mask is not None:
             real = key_mask.unflatten(-1, grid_size)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from softline.errors import UserError
 from softline.layers.grid import GridSize, as_pair, mean_token, spatial_map, spatial_tokens
 from softline.ops.chunks import is_traced
-from softline.ops.inputs import narrow, widen, without_autocast
+from softline.ops.inputs import narrow, saturate, widen, without_autocast
 
 # maps of at least this many elements get a convolution of their own
 LARGE_MAP = 2**14
@@ -41,7 +41,10 @@ class LocalResidual(nn.Module):
 
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         mean = mean_token(x, key_mask).to(x.dtype)[..., None]  # [B, C, 1]
-        kernels = self.kernel(F.gelu(self.hidden(mean)))  # [B, 9 C, 1] for 3 x 3
+        # saturated before gelu, which is NaN at minus infinity, and before the product with values, which may be 0
+        hidden = self.hidden(mean)
+        kernels = self.kernel(F.gelu(saturate(hidden, hidden.dtype)))  # [B, 9 C, 1] for 3 x 3
+        kernels = saturate(kernels, kernels.dtype)
         values = spatial_map(v, grid_size, self.num_prefix_tokens)
         return spatial_tokens(_convolve_each(values, kernels, self.kernel_size), self.num_heads, self.num_prefix_tokens)
 
@@ -126,7 +129,7 @@ class ValueConv(nn.Module):
         values = spatial_map(v, grid_size, self.num_prefix_tokens)
         bias = None if self.conv.bias is None else self._spread(self.conv.bias)
         out = F.conv2d(values, self._spread(self.conv.weight), bias, padding=self.conv.padding, groups=values.shape[1])
-        return spatial_tokens(out, self.num_heads, self.num_prefix_tokens)
+        return spatial_tokens(saturate(out, out.dtype), self.num_heads, self.num_prefix_tokens)
 
     def _spread(self, parameter: Tensor) -> Tensor:
         """Repeat a parameter to one row per channel [H * D, ...]."""

@@ -41,7 +41,7 @@ def angular_attention(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | Non
     """
     check_alike(q, k=k, v=v)
     phi_q, phi_k = _features(q, k, key_mask)
-    return finish(kernel_attention(phi_q, phi_k, prepare(v, key_mask)), v.dtype, key_mask)
+    return finish(kernel_attention(phi_q, phi_k, prepare(v, key_mask), key_mask), v.dtype, key_mask)
 
 
 def _features(q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softline.checks import check_number
-from softline.ops.inputs import check_alike, finish, hide, narrow, prepare, without_autocast
-from softline.ops.linear import kernel_attention, kernel_factors, kernel_weights
+from softline.ops.inputs import check_alike, finish, hide, narrow, prepare, unit_range, without_autocast
+from softline.ops.linear import kernel_attention, kernel_factors, kernel_weights, rescale_features
 
 
 @without_autocast
@@ -32,20 +32,21 @@ def focused_attention(q: Tensor, k: Tensor, v: Tensor, *, power: float = 3.0, ke
     """Focused linear attention of q, k, v [B, H, N, D]; half-precision inputs are computed in float32."""
     check_alike(q, k=k, v=v)
     phi_q, phi_k = _features(q, k, power, key_mask)
-    return finish(kernel_attention(phi_q, phi_k, prepare(v, key_mask)), v.dtype, key_mask)
+    return finish(kernel_attention(phi_q, phi_k, prepare(v, key_mask), key_mask), v.dtype, key_mask)
 
 
 def _features(q: Tensor, k: Tensor, power: float, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     check_alike(q, k=k, key_mask=key_mask)
     check_number("power", power, 1)
-    return hide(_focus(prepare(q, key_mask), power), key_mask), hide(_focus(prepare(k, key_mask), power), key_mask)
+    phi_q, phi_k = (hide(_focus(prepare(x, key_mask), power), key_mask) for x in (q, k))
+    return rescale_features(phi_q, phi_k)
 
 
 def _focus(x: Tensor, power: float) -> Tensor:
-    y = F.relu(x) + 1e-6
-    # divided by the largest channel, so that no power overflows or underflows; the factor cancels
-    sharp = (y / y.detach().amax((1, 3), keepdim=True)) ** power
-    return sharp * (_length(y) / _length(sharp))
+    # |y| = largest |y / largest|, and the factor cancels in y^p / |y^p|
+    y, largest = unit_range(F.relu(x) + 1e-6, (1, 3))
+    sharp = y**power
+    return sharp * (largest * _length(y) / _length(sharp))
 
 
 def _length(x: Tensor) -> Tensor:

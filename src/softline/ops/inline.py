@@ -69,7 +69,7 @@ def inline_attention(
 
 
 class _InlineLinear(torch.autograd.Function):
-    """mean(v) + scale q C with C = k^T (v - mean(v)); saves only q, k and v for the backward pass.
+    """mean(v) + scale q C with C = (k - mean(k))^T (v - mean(v)); saves only q, k and v for the backward pass.
 
     For an incoming gradient g: dC = scale q^T g, dq = scale g C^T, dk = (v - mean(v)) dC^T,
     dv = (k - mean(k)) dC + mean(g).
@@ -81,8 +81,11 @@ class _InlineLinear(torch.autograd.Function):
     def forward(q: Tensor, k: Tensor, v: Tensor, scale: float | None, key_mask: Tensor | None) -> Tensor:
         n = count_tokens(q.shape[2], key_mask, widen(q).dtype)
         values, mean = _centre(v, n, key_mask)
+        keys = prepare(k, key_mask)
         # centred before the product, so that the state holds covariances and not large sums that cancel later
-        state = prepare(k, key_mask).mT @ values  # [B, H, D, Dv]
+        state = keys.mT @ values  # [B, H, D, Dv]
+        # centred values sum to 0 but for rounding, which would count as often as there are keys
+        state = state - (keys.sum(-2, keepdim=True) / n).mT @ values.sum(-2, keepdim=True)
         return finish(add_to(prepare(q, key_mask) @ (_scale(q, scale, n) * state), mean), v.dtype, key_mask)
 
     @staticmethod
@@ -99,7 +102,7 @@ class _InlineLinear(torch.autograd.Function):
         d_state = scale * (prepare(q, key_mask).mT @ grad)  # [B, H, D, Dv]
         values, _ = _centre(v, n, key_mask)
         keys, _ = _centre(k, n, key_mask)
-        state = prepare(k, key_mask).mT @ values
+        state = keys.mT @ values
         d_q = grad @ (scale * state).mT
         d_k = values @ d_state.mT
         d_v = add_to(keys @ d_state, grad.sum(-2, keepdim=True) / n)

@@ -159,8 +159,20 @@ def count_tokens(tokens: int, key_mask: Tensor | None, dtype: torch.dtype) -> in
     return key_mask.sum(-1).clamp(min=1).to(dtype)[:, None, None, None]
 
 
+def unit_range(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """x divided by a power of two, so that the largest magnitude over ``dims`` is about 1, and that power.
+
+    Products and powers of the quotient neither overflow nor vanish, and no digit is lost. The power is a constant: if
+    it cancels in the result, the gradient is exact although the power has none.
+    """
+    largest = x.detach().abs().amax(dims, keepdim=True)
+    power = largest.masked_fill(largest == 0, 1).log2().floor().exp2()
+    return x / power, power
+
+
 def unit_length(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """x divided by its norm over ``dims``; a zero vector stays zero, with a zero gradient."""
+    x, _ = unit_range(x, dims)
     square = x.square().sum(dims, keepdim=True)
     # the square root has no finite gradient at 0
     return x / square.masked_fill(square == 0, 1).sqrt()

@@ -11,11 +11,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softline.checks import check_option
-from softline.ops.inputs import check_alike, divide, finish, hide, hide_scores, narrow, prepare, without_autocast
+from softline.ops.inputs import (
+    check_alike,
+    count_tokens,
+    divide,
+    finish,
+    hide,
+    hide_scores,
+    narrow,
+    prepare,
+    unit_range,
+    without_autocast,
+)
+
+
+def _elu_plus_one(x: Tensor) -> Tensor:
+    """elu(x) + 1; for negative x it is exp(x), which the sum of -1 + exp(x) and 1 would round to 0 from -17 on."""
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+
 
 FEATURE_MAPS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
-        "elu": lambda x: F.elu(x) + 1,
+        "elu": _elu_plus_one,
         "relu": F.relu,
         "leaky_relu": F.leaky_relu,
         "identity": lambda x: x,
@@ -50,7 +67,15 @@ def linear_attention(
     """
     check_alike(q, k=k, v=v)
     phi_q, phi_k = _features(q, k, feature_map, key_mask)
-    return finish(kernel_attention(phi_q, phi_k, prepare(v, key_mask)), v.dtype, key_mask)
+    return finish(kernel_attention(phi_q, phi_k, prepare(v, key_mask), key_mask), v.dtype, key_mask)
+
+
+def rescale_features(phi_q: Tensor, phi_k: Tensor) -> tuple[Tensor, Tensor]:
+    """Features [B, H, N, R] divided by the largest of each query and by the largest of all keys of a head.
+
+    The weights stay the same, because rows are divided by their sums, and their sums of products stay in range.
+    """
+    return unit_range(phi_q, (-1,))[0], unit_range(phi_k, (-2, -1))[0]
 
 
 def kernel_weights(phi_q: Tensor, phi_k: Tensor) -> Tensor:
@@ -63,10 +88,10 @@ def kernel_factors(phi_q: Tensor, phi_k: Tensor) -> tuple[Tensor, Tensor]:
     return divide(phi_q, phi_q @ phi_k.sum(-2).unsqueeze(-1)), phi_k.mT
 
 
-def kernel_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
-    """Apply the weights of `kernel_weights` to v [B, H, N, Dv] in linear time."""
+def kernel_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Apply the weights of `kernel_weights` to v [B, H, N, Dv] in linear time; masked tokens of all three are zero."""
     # rows sum to 1, so the values may be shifted; centred on their mean the least is lost to cancellation
-    mean = v.mean(-2, keepdim=True).detach()
+    mean = (v.sum(-2, keepdim=True) / count_tokens(v.shape[-2], key_mask, v.dtype)).detach()
     state = phi_k.mT @ (v - mean)  # [B, H, R, Dv]
     total = phi_q @ phi_k.sum(-2).unsqueeze(-1)  # [B, H, N, 1]
     return divide(phi_q @ state, total) + mean.masked_fill(total == 0, 0)
@@ -82,4 +107,4 @@ def _features(q: Tensor, k: Tensor, feature_map: str, key_mask: Tensor | None) -
         q, k = q + largest, k - largest
         q = q - q.detach().amax(-1, keepdim=True)
     phi = FEATURE_MAPS[feature_map]
-    return hide(phi(q), key_mask), hide(phi(k), key_mask)
+    return rescale_features(hide(phi(q), key_mask), hide(phi(k), key_mask))

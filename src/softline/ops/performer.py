@@ -61,7 +61,7 @@ def performer_attention(q: Tensor, k: Tensor, v: Tensor, *, features: Tensor, ke
     """
     check_alike(q, k=k, v=v)
     phi_q, phi_k = _features(q, k, features, key_mask)
-    return finish(kernel_attention(phi_q, phi_k, prepare(v, key_mask)), v.dtype, key_mask)
+    return finish(kernel_attention(phi_q, phi_k, prepare(v, key_mask), key_mask), v.dtype, key_mask)
 
 
 def _features(q: Tensor, k: Tensor, features: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
