@@ -67,7 +67,9 @@ def test_aliases_that_unfold_without_end_are_refused_at_once(text):
         read_yaml(text, "x")
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, b"\xff\xfe{", "{", "9" * 5000, "", '{"a": 1, "a": 2}'])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 100_000, b"\xff\xfe{", "{", "9" * 5000, "", '{"a": 1, "a": 2}']
+)
 def test_json_that_cannot_be_read_is_refused(text):
     with pytest.raises(UserError, match="x is n"):
         read_json(text, "x")

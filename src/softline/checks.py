@@ -48,9 +48,11 @@ def check_range(
     open_low: bool = False,
     open_high: bool = False,
 ) -> None:
-    """Check that ``low <= value <= high``; an open bound is itself excluded. NaN is never in range."""
+    """Check that ``low <= value <= high``; an open bound is itself excluded. NaN and infinity are never in range."""
     if not _is_number(value):
         raise UserError(f"{name} must be a number, got {value!r}")
+    if value in (math.inf, -math.inf):
+        raise UserError(f"{name} must be a finite number, got {value}")
     above = value > low if open_low else value >= low
     below = high is None or (value < high if open_high else value <= high)
     if not (above and below):
@@ -58,6 +60,15 @@ def check_range(
         if high is not None:
             rule += f" and {'below' if open_high else 'at most'} {high:g}"
         raise UserError(f"{name} must be {rule}, got {value}")
+
+
+def check_pair(name: str, pair: object, low: float, high: float | None = None) -> None:
+    """Check for two numbers ``low < first <= second <= high``."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise UserError(f"{name} must be two numbers, got {pair!r}")
+    first, second = pair
+    check_range(f"{name} (first)", first, low, high, open_low=True)
+    check_range(f"{name} (second)", second, first, high)
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -80,7 +80,7 @@ def test_directory_that_timm_saved_is_evaluated(evaluate, tmp_path):
     [
         (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["--workers", "-1"], "--workers must be at least 0, got -1"),
-        (["--sizes", "0"], "image_size must be at least 1, got 0"),
+        (["--sizes", "0"], "--sizes must be at least 1, got 0"),
         (["--split", "half"], "split must be one of"),
         (["--json", "/no/such/place/rows.json"], "no such directory: /no/such/place"),
     ],
@@ -108,9 +108,9 @@ def test_checkpoints_that_are_none_are_told_apart(evaluate, trained, tmp_path, m
     torch.save({"weight": torch.zeros(3)}, tmp_path / "weights.pt")
     messages = {
         tmp_path / "truncated.pt": "truncated.pt is truncated or not a checkpoint",
-        tmp_path / "program.pt": "it contains more than tensors, numbers and text, and is refused",
+        tmp_path / "program.pt": "program.pt is refused: it asks to run ",
         tmp_path / "weights.pt": "weights.pt is not a checkpoint of softline: it has no recipe",
-        tmp_path / "missing.pt": "no such checkpoint",
+        tmp_path / "missing.pt": "no such file",
         trained / "run": "name a checkpoint file (there is a best.pt in it)",
         "softpp_micr": "timm knows no model 'softpp_micr'; did you mean softpp_micro or soft_micro",
         "softpp_micro": "softpp_micro is softline's own and has no published weights: train it",

@@ -92,6 +92,27 @@ def test_full_disk_keeps_the_previous_checkpoint_and_says_why(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
 
 
+@pytest.mark.parametrize("fails", ["save_checkpoint", "evaluate"])
+def test_a_run_with_loading_processes_ends_when_it_fails(tmp_path, fails):
+    """Loading processes ignore SIGTERM, by which Python ends them at its exit and then waits for them."""
+    write_images(tmp_path)
+    process = start(
+        tmp_path,
+        f"""
+        import errno, sys
+        import softline.engine.train as training
+        from tests.engine.small import small_recipe
+        def fail(*_, **__):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        training.{fails} = fail
+        training.train(small_recipe(root, "--workers", "1", "--save_every", "1"))
+        """,
+    )
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "No space left on device" in errors
+
+
 def test_kill_while_saving_keeps_the_previous_checkpoint(tmp_path):
     process = start(
         tmp_path,

@@ -31,6 +31,7 @@ from softline.engine.evaluate import evaluate
 from softline.engine.events import Saved, read_log
 from softline.engine.task import build_task
 from softline.engine.train import train
+from softline.files import hold_directory
 from softline.tasks.loading import load_trained
 from tests.engine.small import RECIPE, evaluated, small_recipe, write_images
 from tests.engine.two_processes import LENGTHS, PLAIN
@@ -127,9 +128,10 @@ def refused(root):
 def printed(root, refused):
     """What two processes print that train, resume, evaluate, diverge and fail."""
     command = [*TORCHRUN, "tests.engine.two_processes", str(root)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=environment(), cwd=Path(__file__).parents[2]
-    )
+    with hold_directory(root / "held"):
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=300, env=environment(), cwd=Path(__file__).parents[2]
+        )
     (root / "ended").write_text(str(time.time()))
     assert (root / "failing0").exists(), done.stdout + done.stderr
     assert done.returncode != 0
@@ -234,10 +236,16 @@ def test_corrupt_image_of_one_process_ends_all(root, printed):
     """One message, no waiting for the process that ended, and no traceback but torchrun's own."""
     message = f"softline train: error: {root}/corrupt/data/train/c/003.png cannot be decoded (not an image)"
     assert printed.stderr.count(message) == 1
-    assert printed.stderr.count("softline train: error") == 3
+    assert printed.stderr.count("softline train: error") == 4
     assert float((root / "ended").read_text()) - float((root / "failing0").read_text()) < 30
     assert "softline/cli" not in printed.stderr
     assert printed.stderr.count("Traceback") == printed.stderr.count("ChildFailedError:") == 1
+
+
+def test_directory_in_use_is_told_once(root, printed):
+    message = rf"softline train: error: {root}/held is in use by process {os.getpid()} on \S+ since "
+    assert len(re.findall(message, printed.stderr)) == 1
+    assert not (root / "held").exists()
 
 
 def test_stopped_processes_save_and_one_continues(root):
@@ -258,7 +266,9 @@ def test_stopped_processes_save_and_one_continues(root):
             out, errors = run.communicate(timeout=60)
         finally:
             run.kill()
-    assert run.returncode == 0, errors
+    # torchrun's own code for processes that failed, each of which it reports with its code
+    assert run.returncode == 1, errors
+    assert re.search(r"exitcode\s*: 143 ", errors)
     assert len(re.findall(r"stopped by SIGTERM after step \d+; continue with --resume", out)) == 1
     assert 2 < len(losses(output)) < 40
     result = train_alone(root, "stopped", "--schedule.epochs=8", resume=True)

@@ -49,6 +49,8 @@ def two_processes(root: Path) -> int:
     evaluate_lengths(root)
     diverging = ["--output", f"{root}/diverging", "--optimizer.lr", "1e30", "--optimizer.clip_norm", "null"]
     fail("2", ["train", recipe, *PLAIN, *diverging])
+    # the process that started the two holds it
+    fail("4", ["train", recipe, *PLAIN, "--output", f"{root}/held"])
     (root / f"failing{os.environ['RANK']}").write_text(str(time.time()))
     corrupt = ["--data.source", f"{root}/corrupt/data", "--output", f"{root}/failing"]
     return fail("3", ["train", recipe, *PLAIN, *corrupt])

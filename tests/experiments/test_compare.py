@@ -13,6 +13,7 @@ from softline.engine.checkpoint import load_checkpoint
 from softline.engine.events import Stepped
 from softline.engine.reading import load_recipe
 from softline.engine.task import build_task
+from softline.errors import UserError
 from softline.experiments.compare import Comparison, CurvePoint, Run, VariantResult, compare
 from softline.experiments.figures import plot_comparison
 from softline.experiments.model_cost import ModelCost, measure_costs
@@ -380,10 +381,27 @@ def test_results_written_before_metrics_had_names_are_read(recipe, tmp_path):
     path = tmp_path / "runs/a/seed0/result.json"
     content = json.loads(path.read_text())
     content["run"]["top1"] = content["run"].pop("score")
-    del content["run"]["metric"]
+    del content["run"]["metric"], content["checksum"]
     path.write_text(json.dumps(content))
     again = compare(recipe, [Variant("a", {})], seeds=[0], output=tmp_path / "runs")
     assert again.rows[0].runs == first.rows[0].runs
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace('"score": ', '"score": 1'), "its checksum is wrong"),
+        (lambda text: text[:-20], "is not JSON"),
+        (lambda text: text.replace('"run"', '"rum"'), "has no run"),
+        (lambda text: "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_results_that_were_changed_are_not_taken_for_results(recipe, tmp_path, damage, message):
+    compare(recipe, [Variant("a", {})], seeds=[0], output=tmp_path / "runs")
+    path = tmp_path / "runs/a/seed0/result.json"
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(UserError, match=message):
+        compare(recipe, [Variant("a", {})], seeds=[0], output=tmp_path / "runs")
 
 
 def test_segmenters_are_compared_by_their_own_metric(tmp_path):

@@ -292,7 +292,8 @@ def test_a_higher_threshold_finds_the_surest_of_the_same_objects(build):
     sure = before["scores"] > detector.score_threshold
     assert 0 < sure.sum() < 20
     for name, value in after.items():
-        assert torch.equal(value, before[name][sure])
+        # torch rounds the last of several numbers otherwise than the first, and fewer boxes are decoded
+        torch.testing.assert_close(value, before[name][sure])
     with pytest.raises(ValueError, match=r"score_threshold must be at least 0 and below 1, got 1\.0"):
         detector.score_threshold = 1.0
 

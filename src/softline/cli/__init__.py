@@ -3,6 +3,10 @@
 So that help appears at once, these files import torch, and whatever needs it, inside the functions that use it.
 """
 
+# ruff: noqa: I001
+# before the imports that take their time
+from softline.cli.startup import TEXTS, exit_code
+
 import argparse
 import importlib
 import os
@@ -14,6 +18,8 @@ from collections.abc import Sequence
 import softline
 from softline.cli.arguments import Parser, split_overrides
 from softline.cli.messages import message_of
+from softline.cli.signals import interrupting, signal_of
+from softline.cli.terminal import escaping, one_line
 from softline.errors import UserError
 
 COMMANDS = {
@@ -32,25 +38,34 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 2 after a mistake of the user, 130 after Ctrl-C."""
-    options = parse(sys.argv[1:] if arguments is None else arguments)
+    """Run a command and return its exit code: 2 after a mistake of the user, 130 after Ctrl-C, 143 after SIGTERM."""
+    with escaping(), interrupting():
+        try:
+            return _run(parse(sys.argv[1:] if arguments is None else arguments))
+        except KeyboardInterrupt as error:
+            number = signal_of(error)
+            print(f"\n{TEXTS[number]}", file=sys.stderr)
+            return exit_code(number)
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
-        return options.run(options) or 0
+        code = options.run(options) or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         # the reader of the output has closed it, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-    except (UserError, ModuleNotFoundError, OSError) as error:
+    except (UserError, ModuleNotFoundError, OSError, RuntimeError, MemoryError) as error:
         message = message_of(error)
         if message is None:
             raise
         if options.traceback:
             traceback.print_exception(error)
-        print(f"softline {options.command}: error: {message}", file=sys.stderr)
+        print(f"softline {options.command}: error: {one_line(message)}", file=sys.stderr)
         return 2
+    return int(code)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from softline.checks import check_integer
 from softline.cli.analyze_arguments import add_kinds
 from softline.cli.arguments import Parser
+from softline.cli.outputs import check_outputs
 from softline.cli.progress import Progress
 from softline.cli.table import format_table, number
 from softline.errors import UserError
-from softline.files import make_directory, write_json
+from softline.files import hold_file, write_json
+from softline.plotting.figures import FORMATS
 
 if TYPE_CHECKING:
     from softline.analysis.locality import MaskedAccuracy
@@ -39,8 +41,10 @@ def run(options: argparse.Namespace) -> None:
     # a missing package should be reported before the work
     import matplotlib  # noqa: F401
 
-    make_directory(options.output)
-    ANALYSES[options.kind](options)
+    results = options.output / f"{options.kind}.json"
+    with hold_file(results):
+        check_outputs(*(results.with_suffix(f".{ending}") for ending in ("json", *FORMATS)))
+        ANALYSES[options.kind](options)
 
 
 def _heatmap(options: argparse.Namespace) -> None:

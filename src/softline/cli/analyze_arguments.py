@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from softline.cli.arguments import Parser, integers, names
+from softline.cli.arguments import Parser, integers, names, place
 
 AddKind = Callable[..., Parser]
 # defaults of softline.analysis.injectivity
@@ -26,7 +26,7 @@ def _add_kind(add_kind: AddKind, name: str, summary: str, description: str) -> P
     parser = add_kind(name, help=summary, description=description)
     parser.add_argument(
         "--output",
-        type=Path,
+        type=place,
         default=Path("runs/analysis"),
         metavar="DIR",
         help=f"directory for {name}.png, {name}.svg and {name}.json (default: runs/analysis)",

@@ -51,6 +51,13 @@ class Parser(argparse.ArgumentParser):
         self.usage = usage or self.usage
         self.epilog = None if epilog is None else textwrap.dedent(epilog)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # argparse removes the value -- from --option=--, and then has none
+        for argument in args or ():
+            if isinstance(argument, str) and argument.startswith("--") and argument.endswith("=--"):
+                self.error(f"argument {argument.removesuffix('=--')}: expected a value, got --")
+        return super().parse_known_args(args, namespace)
+
     def sub_commands(self, dest: str, metavar: str) -> Callable[..., "Parser"]:
         """Let the command have sub-commands; return the function that adds one."""
         return self.add_subparsers(dest=dest, metavar=metavar, required=True).add_parser
@@ -95,11 +102,19 @@ def pairs(overrides: Sequence[str]) -> dict[str, str | None]:
     return found
 
 
-def check_parent(*paths: Path | None) -> None:
-    """Raise unless files can be written to these paths later, as far as their directories are concerned."""
-    for path in paths:
-        if path is not None and not path.resolve().parent.is_dir():
-            raise UserError(f"no such directory: {path.parent}")
+def check_alone(option: str, others: Sequence[Any]) -> None:
+    """Refuse arguments that an option such as ``--list`` would leave without effect; None stands for none."""
+    for given in others:
+        if given is not None:
+            raise UserError(f"{option} takes nothing else, got {given}")
+
+
+def place(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("expected the name of a file or directory, got nothing")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError(f"expected the name of a file or directory, got {text!r}")
+    return Path(text)
 
 
 def integers(text: str) -> list[int]:

@@ -4,12 +4,12 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softline.checks import check_at_least, check_option
-from softline.cli.arguments import Parser, add_attentions, check_parent, integers, names
+from softline.checks import check_at_least, check_option, check_range
+from softline.cli.arguments import Parser, add_attentions, integers, names, place
 from softline.cli.bench_tables import CostTable, growth_text, memory_table
+from softline.cli.outputs import held_outputs
 from softline.cli.progress import Progress
 from softline.cli.table import format_table, rate
 from softline.errors import UserError
@@ -33,11 +33,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 PANELS = ("runtime", "windows", "resolution")
 # forward passes of the release's speed measurement
 RELEASE_WARM_UPS, RELEASE_ROUNDS = 50, 30
+MOST_ROUNDS = 10**6
 # share of the available memory that one measured process may take
 LIMIT_SHARE = 0.9
 # quadratic in memory, and no baseline
 NOT_IN_MEMORY = ("gaussian",)
-FIGURES = (".png", ".svg", ".pdf")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -206,9 +206,11 @@ def _add_machine(parser: Parser, *, mode: str) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="weights and inputs (default: float32)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="number of torch's threads (default: torch's choice)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the measurements to this file after every row")
     parser.add_argument(
-        "--figure", type=Path, metavar="PATH", help="draw the measurements (.png, .svg or .pdf; needs matplotlib)"
+        "--json", type=place, metavar="PATH", help="write the measurements to this file after every row"
+    )
+    parser.add_argument(
+        "--figure", type=place, metavar="PATH", help="draw the measurements (.png, .svg or .pdf; needs matplotlib)"
     )
 
 
@@ -280,21 +282,26 @@ def run(options: argparse.Namespace) -> int:
     """Return 0 if anything could be measured, and 1 otherwise."""
     cases: list[Case] = options.cases(options)
     _check(options, cases)
-    with _threads(options.threads):
-        meter = _meter(options)
-        results = _results(options, cases, meter)
-        print(_heading(results))
-        try:
-            _measure(options, cases, results, meter)
-        except KeyboardInterrupt:
-            if options.json is not None and results.rows:
-                print(f"\nwhat was measured so far: {options.json}", file=sys.stderr)
-            raise
+    with held_outputs(options.json, figure=options.figure), _threads(options.threads):
+        return _bench(options, cases)
+
+
+def _bench(options: argparse.Namespace, cases: "list[Case]") -> int:
+    meter = _meter(options)
+    results = _results(options, cases, meter)
+    print(_heading(results))
+    try:
+        _measure(options, cases, results, meter)
+    except KeyboardInterrupt:
+        if options.json is not None and results.rows:
+            print(f"\nwhat was measured so far: {options.json}", file=sys.stderr)
+        raise
     _finish(options, results)
     return 0 if any(row.failure is None for row in results.rows) else 1
 
 
 def _check(options: argparse.Namespace, cases: "Sequence[Case]") -> None:
+    from softline.engine.machine import check_workers
     from softline.measure.cases import check_device
 
     listed = [case.name for case in cases]
@@ -305,19 +312,19 @@ def _check(options: argparse.Namespace, cases: "Sequence[Case]") -> None:
     for name, least in (("batch", 1), ("threads", 1), ("heads", 1), ("head_dim", 1), ("dim", 1)):
         if getattr(options, name, None) is not None:
             check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), least)
+    if options.threads is not None:
+        check_workers("--threads", options.threads)
     if options.kind != "memory":
-        check_at_least("--rounds", options.rounds, 1)
+        check_range("--rounds", options.rounds, 1, MOST_ROUNDS)
     if options.kind == "inline":
-        check_at_least("--warm-ups", options.warm_ups, 0)
+        check_range("--warm-ups", options.warm_ups, 0, MOST_ROUNDS)
         if options.figure is not None and len(set(options.sizes)) == 1:
             raise UserError(f"--figure draws cost against size: name several --sizes, got {options.sizes[0]}")
     check_device(options.device)
     _check_memory(options)
-    _check_figure(options.figure)
     for case in cases:
         for size in options.sizes:
             case.tokens(size)
-    check_parent(options.json, options.figure)
 
 
 def _check_memory(options: argparse.Namespace) -> None:
@@ -331,15 +338,6 @@ def _check_memory(options: argparse.Namespace) -> None:
         raise UserError(f"--memory-limit must be more than 0 GiB, got {options.memory_limit}")
     if options.no_memory:
         raise UserError(f"--no-memory cannot keep to a --memory-limit (got {options.memory_limit}): leave out one")
-
-
-def _check_figure(path: Path | None) -> None:
-    if path is None:
-        return
-    if path.suffix.lower() not in FIGURES:
-        raise UserError(f"--figure must end in {', '.join(FIGURES)}; got {str(path)!r}")
-    # a missing package should be reported before the measurements
-    import matplotlib  # noqa: F401
 
 
 @contextmanager
@@ -357,7 +355,8 @@ def _threads(count: int | None) -> Iterator[None]:
 def _meter(options: argparse.Namespace) -> "ProcessMeter | None":
     import torch
 
-    from softline.measure.memory import GIB, ProcessMeter, available_memory, can_measure
+    from softline.engine.machine import GIB, available_memory
+    from softline.measure.memory import ProcessMeter, can_measure
 
     if options.no_memory or not can_measure():
         return None

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from softline.cli.arguments import Parser, check_parent, integers, names
+from softline.cli.arguments import Parser, check_alone, integers, names, place
+from softline.cli.outputs import check_outputs, held_outputs
 from softline.cli.progress import Progress
 from softline.cli.table import format_table, number, rate
 from softline.errors import UserError
-from softline.files import make_directory, write_json
+from softline.files import write_json
 
 if TYPE_CHECKING:
     from softline.engine.recipe import Recipe
@@ -61,21 +62,21 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help="number of runs at a time (default: 1)")
     parser.add_argument(
         "--output",
-        type=Path,
+        type=place,
         metavar="DIR",
         help="directory for the runs (default: runs/compare/PRESET, or runs/compare/PRESET-paper)",
     )
     parser.add_argument(
         "--json",
-        type=Path,
+        type=place,
         metavar="PATH",
         help="file for the results (default: comparison.json in the directory)",
     )
     parser.add_argument(
         "--figure",
-        type=Path,
+        type=place,
         metavar="PATH",
-        help="file for the figure, .png or .svg (default: comparison.png in the directory)",
+        help="file for the figure, .png, .svg or .pdf (default: comparison.png in the directory)",
     )
     parser.take_overrides()
     parser.set_defaults(run=run)
@@ -83,14 +84,21 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     if options.list:
+        given = [options.preset, options.recipe, options.scale, options.attentions, options.seeds, options.jobs]
+        check_alone("--list", [*given, options.output, options.json, options.figure, *options.overrides])
         _list()
         return
     preset, recipe = _choose(options)
-    check_parent(options.json, options.figure)
     if options.cost:
         _count(options, preset, recipe)
-    else:
-        _compare(options, preset, recipe)
+        return
+    paper = "-paper" if options.scale == "paper" else ""
+    output = options.output or Path("runs") / "compare" / f"{preset.name}{paper}"
+    # a missing package should be reported before the training
+    import matplotlib  # noqa: F401
+
+    with held_outputs(options.json, figure=options.figure, directory=output):
+        _compare(options, preset, recipe, output)
 
 
 def _list() -> None:
@@ -104,15 +112,11 @@ def _list() -> None:
         print()
 
 
-def _compare(options: argparse.Namespace, preset: "Preset", recipe: "Recipe") -> None:
-    paper = "-paper" if options.scale == "paper" else ""
-    output = options.output or Path("runs") / "compare" / f"{preset.name}{paper}"
-    seeds = [0] if options.seeds is None else options.seeds
-    make_directory(output)
-
+def _compare(options: argparse.Namespace, preset: "Preset", recipe: "Recipe", output: Path) -> None:
     from softline.experiments.compare import compare
     from softline.experiments.figures import plot_comparison
 
+    seeds = [0] if options.seeds is None else options.seeds
     runs = len(preset.variants) * len(seeds)
     print(f"{preset.title}: {runs} runs, to {output}", flush=True)
     with Progress(runs=runs) as progress:
@@ -139,6 +143,7 @@ def _count(options: argparse.Namespace, preset: "Preset", recipe: "Recipe") -> N
     for name in ("seeds", "jobs", "output", "figure"):
         if getattr(options, name) is not None:
             raise UserError(f"--cost trains nothing: --{name} has no effect, leave it out")
+    check_outputs(options.json)
 
     from dataclasses import asdict
 
@@ -174,7 +179,7 @@ def _choose(options: argparse.Namespace) -> "tuple[Preset, Recipe]":
     from softline.experiments.presets import Preset, attention_variants, load_preset
 
     if options.attentions is None:
-        name = options.preset or "attentions"
+        name = "attentions" if options.preset is None else options.preset
         return load_preset(name, options.recipe, options.overrides, scale=options.scale or "miniature")
     if options.preset is not None:
         raise UserError(f"name a preset or --attentions, not both: got {options.preset} and --attentions")

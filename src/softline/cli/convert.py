@@ -1,9 +1,8 @@
 """``softline convert``: official checkpoints for timm."""
 
 import argparse
-from pathlib import Path
 
-from softline.cli.arguments import Parser
+from softline.cli.arguments import Parser, place
 from softline.cli.table import format_table
 
 
@@ -16,8 +15,8 @@ def add_arguments(parser: Parser) -> None:
               softline convert SOFT_tiny.pth converted/soft_tiny
             """,
     )
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the authors' .pth file")
-    parser.add_argument("directory", type=Path, metavar="DIRECTORY", help="where to write; it must not exist yet")
+    parser.add_argument("checkpoint", type=place, metavar="CHECKPOINT", help="the authors' .pth file")
+    parser.add_argument("directory", type=place, metavar="DIRECTORY", help="where to write; it must not exist yet")
     parser.add_argument("--model", metavar="NAME", help="softline's name of the model (default: found by its weights)")
     parser.set_defaults(run=run)
 

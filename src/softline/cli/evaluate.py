@@ -3,11 +3,11 @@
 import argparse
 import dataclasses
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from softline.checks import check_integer
-from softline.cli.arguments import Parser, add_checkpoint, check_parent, integers
+from softline.cli.arguments import Parser, add_checkpoint, integers, place
+from softline.cli.outputs import check_outputs
 from softline.cli.processes import told_once
 from softline.cli.progress import Progress
 from softline.cli.table import Table, format_table, is_loss, metric_text, percent, rate
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # options of `Trained.evaluate` that the help page lists; a task takes some of them, and may take others
 TASK_OPTIONS = ("split", "root", "sizes", "uncapped", "annotations", "inference", "skip_corrupt")
+# of the images that models of one channel see as well, before they are converted
+CHANNELS = 3
 # more metrics than these get a line each
 MOST_COLUMNS = 4
 
@@ -75,7 +77,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="number format (default: fp32)"
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
+    parser.add_argument("--json", type=place, metavar="PATH", help="also write the results to this file")
     parser.take_overrides()
     parser.set_defaults(run=run)
 
@@ -86,16 +88,21 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    check_parent(options.json)
+    check_outputs(options.json)
     if options.batch_size is not None:
         check_integer("--batch-size", options.batch_size, 1)
     check_integer("--workers", options.workers, 0)
 
     from softline.engine import distributed
+    from softline.engine.machine import check_input_memory, check_workers
     from softline.engine.trained import Evaluator, check_options
     from softline.measure.environment import environment
     from softline.tasks.loading import load_trained
 
+    check_workers("--workers", options.workers)
+    for size in options.sizes or []:
+        check_integer("--sizes", size, 1)
+        check_input_memory(f"--sizes {size}", options.batch_size or 1, (CHANNELS, size, size))
     trained = load_trained(options.checkpoint)
     given = given_options(options, TASK_OPTIONS)
     check_options(trained.evaluate, given, kind=trained.kind)

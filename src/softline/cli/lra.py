@@ -4,11 +4,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from softline.cli.arguments import Parser, check_parent, integers, names
+from softline.cli.arguments import Parser, integers, names, place
+from softline.cli.outputs import held_outputs
 from softline.cli.progress import Progress
 from softline.cli.table import format_table, number
 from softline.errors import UserError
-from softline.files import make_directory, write_json
+from softline.files import write_json
 
 if TYPE_CHECKING:
     from softline.experiments.lra import LraResults
@@ -57,10 +58,10 @@ def add_arguments(parser: Parser) -> None:
         "--seeds", type=integers, default=[0], metavar="N,...", help="random seeds of the runs (default: 0)"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="directory for the runs (default: runs/lra, or runs/lra_small)"
+        "--output", type=place, metavar="DIR", help="directory for the runs (default: runs/lra, or runs/lra_small)"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="PATH", help="file for the results (default: lra.json in the directory)"
+        "--json", type=place, metavar="PATH", help="file for the results (default: lra.json in the directory)"
     )
     parser.take_overrides()
     parser.set_defaults(run=run)
@@ -77,12 +78,10 @@ def run(options: argparse.Namespace) -> None:
         task: lra_recipe(task, small=options.small, data=options.data, overrides=options.overrides) for task in tasks
     }
     output = options.output or Path("runs") / ("lra_small" if options.small else "lra")
-    check_parent(options.json)
-    make_directory(output)
     path = options.json or output / "lra.json"
     count = len(tasks) * len(options.attentions) * len(options.seeds)
     print(f"Long Range Arena: {count} runs, to {output}", flush=True)
-    with Progress(runs=count) as progress:
+    with held_outputs(options.json, directory=output), Progress(runs=count) as progress:
         for results in run_lra(
             recipes,
             options.attentions,

@@ -3,6 +3,7 @@
 import errno
 import os
 
+from softline.engine.machine import is_out_of_memory
 from softline.errors import UserError
 
 EXTRAS = {
@@ -14,6 +15,7 @@ EXTRAS = {
 }
 """Optional packages by the name that is imported, and the extra of softline that installs each."""
 
+OUT_OF_MEMORY = "out of memory: choose a smaller batch, smaller images or a smaller model"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -26,7 +28,7 @@ def message_of(error: Exception) -> str | None:
         return f"this needs {package}: pip install 'softline[{EXTRAS[package]}]'" if package in EXTRAS else None
     if isinstance(error, OSError):
         return _about_a_file(error)
-    return None
+    return OUT_OF_MEMORY if is_out_of_memory(error) else None
 
 
 def _about_a_file(error: OSError) -> str | None:

@@ -2,10 +2,10 @@
 
 import argparse
 import textwrap
-from pathlib import Path
 from typing import Any
 
-from softline.cli.arguments import Parser, check_parent
+from softline.cli.arguments import Parser, place
+from softline.cli.outputs import check_outputs
 from softline.cli.table import Table, number
 from softline.errors import UserError
 from softline.files import write_json
@@ -29,12 +29,12 @@ def add_arguments(parser: Parser) -> None:
         help="list the SOFT paper's detectors and segmenters instead, and compare their parameters and operations with "
         "the paper's",
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the list to this file")
+    parser.add_argument("--json", type=place, metavar="PATH", help="also write the list to this file")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    check_parent(options.json)
+    check_outputs(options.json)
     cards = _dense(options.pattern) if options.dense else _backbones(options.pattern)
     if options.json is not None:
         write_json(options.json, cards)

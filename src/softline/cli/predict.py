@@ -6,10 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from softline.cli.arguments import Parser, add_checkpoint, check_parent
+from softline.cli.arguments import Parser, add_checkpoint, place
+from softline.cli.outputs import check_outputs, held_outputs
 from softline.cli.task_options import given_options
 from softline.errors import UserError
-from softline.files import make_directory, write_json, write_whole
+from softline.files import write_json, write_whole
 
 if TYPE_CHECKING:
     from softline.engine.trained import Prediction
@@ -39,14 +40,14 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--score", type=float, metavar="S", help="leave out objects with a lower score, for detectors (default: 0.5)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="directory for what detectors and segmenters draw")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the predictions to this file")
+    parser.add_argument("--out", type=place, metavar="DIR", help="directory for what detectors and segmenters draw")
+    parser.add_argument("--json", type=place, metavar="PATH", help="also write the predictions to this file")
     parser.take_overrides()
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    check_parent(options.json)
+    check_outputs(options.json)
 
     from softline.data.images.single import check_file
     from softline.engine import distributed
@@ -61,15 +62,14 @@ def run(options: argparse.Namespace) -> None:
     # all of them before the first one, as predictions may take long
     for path in options.images:
         check_file(path)
-    if trained.drawings:
-        make_directory(options.out)
     trained.model.to(distributed.start().device)
     found = []
-    for path, prediction in zip(options.images, predictions, strict=True):
-        _write(prediction, targets[path])
-        found.append({"name": prediction.name, **prediction.found})
-    if options.json is not None:
-        write_json(options.json, found)
+    with held_outputs(options.json, directory=options.out):
+        for path, prediction in zip(options.images, predictions, strict=True):
+            _write(prediction, targets[path])
+            found.append({"name": prediction.name, **prediction.found})
+        if options.json is not None:
+            write_json(options.json, found)
 
 
 def _targets(options: argparse.Namespace, suffixes: Sequence[str], kind: str) -> dict[str, dict[str, Path]]:

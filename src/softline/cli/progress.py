@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from softline.cli.table import duration, metrics_text
+from softline.cli.terminal import controlled, one_line
 
 if TYPE_CHECKING:
     from softline.engine.events import Event, Started, Stepped
@@ -83,7 +84,7 @@ class Progress:
 
     def _draw(self, name: str, text: str, done: int | None, total: int | None) -> None:
         if name not in self.bars:
-            self.bars[name] = _bar_class()(total=0, file=self.stream, leave=False, bar_format=" ")
+            self.bars[name] = _bar_class()(total=0, file=controlled(self.stream), leave=False, bar_format=" ")
         bar = self.bars[name]
         bar.ncols, bar.nrows = _size_of(self.stream)
         bar.desc, bar.n, bar.total = text, done or 0, total
@@ -95,12 +96,13 @@ class Progress:
         while self.bars:
             self.bars.popitem()[1].close()
             # tqdm leaves the cursor where the bar ended
-            print(end="\r", file=self.stream, flush=True)
+            print(end="\r", file=controlled(self.stream), flush=True)
 
     def _format(self, name: str, text: str, columns: int, *, with_bar: bool) -> str:
         """Return a line in tqdm's notation; on a narrow terminal, the bar gives way to the text."""
         width = max(len(other) for other in self.bars)
-        label = f"{name:<{width}}  " if width else ""
+        label = f"{one_line(name):<{width}}  " if width else ""
+        text = one_line(text)
         free = columns - len(label) - (len("100 %  ") if with_bar else 0) - 1
         text = text[: max(free, 0)]
         free -= len(text) + len("||  ")
@@ -119,7 +121,7 @@ class Progress:
         if isinstance(event, Preparing):
             self.show(run, f"{event.done:,} of {event.total:,} {event.what}", done=event.done, total=event.total)
         elif isinstance(event, Notice):
-            self.say(f"{run}: {event.text}" if run else event.text)
+            self.say(one_line(f"{run}: {event.text}" if run else event.text))
         elif isinstance(event, Started):
             self._start(event, run)
         elif isinstance(event, Stepped):

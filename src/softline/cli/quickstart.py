@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from softline.cli.arguments import Parser, add_attentions, check_parent
+from softline.cli.arguments import Parser, add_attentions, place
+from softline.cli.outputs import held_outputs
 from softline.cli.progress import Progress
 from softline.files import write_json, write_text
 
@@ -28,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=place,
         default=Path("runs/quickstart"),
         metavar="DIR",
         help="directory for the report and the trained models (default: runs/quickstart); if it has a report already, "
@@ -37,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the trainings (default: 0)")
     add_attentions(parser)
     parser.add_argument(
-        "--json", type=Path, metavar="PATH", help="file for the numbers (default: quickstart.json in the directory)"
+        "--json", type=place, metavar="PATH", help="file for the numbers (default: quickstart.json in the directory)"
     )
     parser.set_defaults(run=run)
 
@@ -57,16 +58,23 @@ def run(
     # a missing package should be reported before the training
     import matplotlib  # noqa: F401
 
+    output = free_directory(options.output)
+    unfinished = output.exists()
+    with held_outputs(options.json, directory=output):
+        _announce(options, output, unfinished=unfinished)
+        _quickstart(options, output, overrides, image_sizes, jobs or min(os.cpu_count() or 1, len(options.attentions)))
+
+
+def _quickstart(
+    options: argparse.Namespace, output: Path, overrides: Sequence[str], image_sizes: Sequence[int], jobs: int
+) -> None:
     from softline.cli.compare import comparison_table
     from softline.experiments.quickstart import scores_without_attention, validation_images
     from softline.report.examples import compare_attention
     from softline.report.page import Report, render
 
     begin = time.monotonic()
-    check_parent(options.json)
-    output = free_directory(options.output)
-    _announce(options, output)
-    trained = _train(options, output, overrides, jobs or min(os.cpu_count() or 1, len(options.attentions)))
+    trained = _train(options, output, overrides, jobs)
     comparison, checkpoints = trained.comparison, trained.checkpoints
     print(f"\n{comparison_table(comparison)}\n", flush=True)
     without = scores_without_attention(comparison, checkpoints)
@@ -104,11 +112,11 @@ def command_line(options: argparse.Namespace) -> str:
     return shlex.join(parts)
 
 
-def _announce(options: argparse.Namespace, output: Path) -> None:
+def _announce(options: argparse.Namespace, output: Path, *, unfinished: bool) -> None:
     print(f"Training one small network with {', '.join(options.attentions)} attention on the images of the package.")
     if output != options.output:
         print(f"{options.output} contains an earlier report, which is kept: this one goes to {output}")
-    elif output.exists():
+    elif unfinished:
         print(f"{output} contains an unfinished quick start, which is continued")
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from softline.cli.terminal import one_line
+
 
 class Table:
     """Aligned columns, two spaces apart, for tables that are printed line by line.
@@ -19,16 +21,17 @@ class Table:
 
     def line(self, cells: Sequence[str]) -> str:
         """Align the cells of a line, which may have fewer of them than the header."""
+        shown = map(one_line, cells)
         placed = [
             cell.ljust(width) if column < self.left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(cells, self.widths, strict=False))
+            for column, (cell, width) in enumerate(zip(shown, self.widths, strict=False))
         ]
         return "  ".join(placed).rstrip()
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Align a whole table; see `Table`."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    widths = [max(len(one_line(row[column])) for row in [header, *rows]) for column in range(len(header))]
     table = Table(header, widths=widths, left=left)
     return "\n".join([table.head, *(table.line(row) for row in rows)])
 

@@ -1,11 +1,13 @@
 """``softline train``: train by a recipe."""
 
 import argparse
+import signal
 import sys
 
-from softline.cli.arguments import Parser
+from softline.cli.arguments import Parser, check_alone
 from softline.cli.processes import told_once
 from softline.cli.progress import Progress
+from softline.cli.startup import exit_code
 from softline.cli.table import metrics_text
 from softline.errors import UserError
 
@@ -25,6 +27,9 @@ def add_arguments(parser: Parser) -> None:
 
             With --standalone, torchrun uses a free port. Without it, the error EADDRINUSE means that another program
             uses the port: choose another one with torchrun's --master-port.
+
+            Ctrl-C and SIGTERM save a checkpoint and stop the run. Exit codes: 0 if the run is finished, 130 after
+            Ctrl-C, 143 after SIGTERM, 2 after a mistake in the command, the recipe or the data.
             """,
     )
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="name of a recipe, or a .yaml file")
@@ -41,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     from softline.engine.reading import list_recipes
 
     if options.list:
+        check_alone("--list", [options.recipe, options.output, *options.overrides])
         print("\n".join(list_recipes()))
         return 0
     if options.recipe is None:
@@ -66,12 +72,14 @@ def _train(options: argparse.Namespace) -> int:
 
     with Progress(sys.stdout) as progress:
         result = train(recipe, resume=options.resume, listeners=[progress.hear])
-    if not progress.started:
-        # another process reports
-        return 0
+    # one process reports, and all have its exit code
+    reports = bool(progress.started)
     if not result.finished:
-        print(f"stopped by {result.stopped_by} after step {result.step}; continue with --resume")
-        return 130 if result.stopped_by == "SIGINT" else 0
-    print(f"best: {metrics_text(result.best)}")
-    print(f"checkpoints and logs: {result.output}")
+        assert result.stopped_by is not None, "nothing else stops a run without an error"
+        if reports:
+            print(f"stopped by {result.stopped_by} after step {result.step}; continue with --resume")
+        return exit_code(signal.Signals[result.stopped_by])
+    if reports:
+        print(f"best: {metrics_text(result.best)}")
+        print(f"checkpoints and logs: {result.output}")
     return 0

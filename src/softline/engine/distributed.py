@@ -3,7 +3,8 @@
 import inspect
 import os
 import re
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -40,9 +41,14 @@ _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers"
 
 
+def is_on_cpu(device: str) -> bool:
+    """Return whether a recipe's device is the CPU on this machine."""
+    return device == "cpu" or not torch.accelerator.is_available()
+
+
 def start(*, precision: Precision = "fp32", device: str = "auto") -> Accelerator:
     """Join the other processes, if torchrun or ``accelerate launch`` started several."""
-    on_cpu = device == "cpu" or not torch.accelerator.is_available()
+    on_cpu = is_on_cpu(device)
     if on_cpu and precision == "fp16":
         raise UserError("precision fp16 needs a GPU: use bf16 or fp32 on the CPU")
     # accelerate has no public way to start again with another precision
@@ -128,6 +134,24 @@ def place() -> tuple[int, int]:
 def local_main_process_first() -> AbstractContextManager[None]:
     """Let one process of each machine run the block before the others, which then find what it has made."""
     return PartialState().local_main_process_first() if _several() else nullcontext()
+
+
+@contextmanager
+def in_first_process(context: AbstractContextManager[Any]) -> Iterator[None]:
+    """Enter the context in the first process alone; if that fails, it fails in all. All must call it."""
+    with ExitStack() as stack:
+        failure: str | None = None
+        if place()[0] == 0:
+            try:
+                stack.enter_context(context)
+            except (UserError, OSError) as error:
+                if not _several():
+                    raise
+                failure = str(error)
+        failure = broadcast_object(failure)
+        if failure is not None:
+            raise UserError(failure)
+        yield
 
 
 def gather_lists(items: list[T]) -> list[T]:

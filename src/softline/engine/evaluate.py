@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,7 @@ def evaluate(
         processes=accelerator.num_processes,
         in_step=is_sharded(model),
     )
-    with torch.no_grad():
+    with torch.no_grad(), closing(batches):
         for batch, valid in batches:
             with accelerator.autocast():
                 task.update(metrics, model, send_to_device(batch, accelerator.device), valid)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from softline.files import write_text
+from softline.plain import check_entries, read_json
+from softline.weights.reading import check_regular
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,16 @@ class TensorBoard:
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Read the lines of a ``log.jsonl``, without a last line that a kill cut short."""
-    lines = []
-    for line in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return lines
+    check_regular(path)
+    lines = path.read_bytes().split(b"\n")
+    found = []
+    for number, line in enumerate(lines, 1):
+        # only a whole line ends in a newline
+        if line and number < len(lines):
+            entry = read_json(line, f"{path}, line {number},")
+            check_entries(entry, {}, f"{path}, line {number},")
+            kinds = {"event": str, "step": int, "epoch": float, "loss": float, "metrics": dict[str, float]}
+            needed = {key: kind for key, kind in kinds.items() if key == "event" or key in entry}
+            check_entries(entry, needed, f"{path}, line {number},")
+            found.append(entry)
+    return found

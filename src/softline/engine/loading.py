@@ -3,7 +3,7 @@
 import itertools
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +24,12 @@ def steps_per_epoch(task: Task, recipe: Recipe, *, processes: int = 1) -> int:
 
 def train_batches(
     task: Task, recipe: Recipe, *, start_step: int, total_steps: int, rank: int = 0, processes: int = 1
-) -> Iterator[list[Any]]:
-    """Yield this process's micro-batches from ``start_step`` on, one list for each step."""
+) -> Generator[list[Any]]:
+    """Yield this process's micro-batches from ``start_step`` on, one list for each step.
+
+    Close the generator after use, also after an error: loading processes ignore the signal by which Python would end
+    them at its exit.
+    """
     micro = recipe.batch_size // processes // recipe.accumulate
     if isinstance(task.train_set, IterableDataset):
         batches = _stream(task, recipe, micro, start_step, steps_per_epoch(task, recipe, processes=processes))
@@ -55,8 +59,10 @@ def _sampler(task: Task, recipe: Recipe, *, processes: int, **options: Any) -> T
 
 def eval_batches(
     task: Task, *, batch_size: int, workers: int = 0, rank: int = 0, processes: int = 1, in_step: bool = False
-) -> Iterator[tuple[Any, int]]:
+) -> Generator[tuple[Any, int]]:
     """Yield this process's share of the validation data: batches, and how many samples of each one count.
+
+    Close the generator after use, as that of `train_batches`.
 
     in_step: give all processes equally many batches, which data that can be indexed always does.
     """
@@ -117,10 +123,15 @@ def _load(task: Task, workers: int, *, val: bool = False, **options: Any) -> Ite
         pin_memory=torch.cuda.is_available(),
         **options,
     )
-    for batch in loader:
-        if isinstance(batch, _Failure):
-            raise batch.error from batch.cause
-        yield batch
+    iterator = iter(loader)
+    try:
+        for batch in iterator:
+            if isinstance(batch, _Failure):
+                raise batch.error from batch.cause
+            yield batch
+    finally:
+        # the traceback of an error keeps this frame, and the loading processes live as long as their iterator
+        del iterator
 
 
 def _leave_signals(_: int) -> None:

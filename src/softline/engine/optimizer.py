@@ -1,6 +1,8 @@
 """Create timm's optimizers and learning-rate schedules from a recipe."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,29 +15,60 @@ from softline.checks import check_option
 from softline.engine.recipe import OptimizerRecipe, ScheduleRecipe
 from softline.errors import UserError
 
+# raised by timm and torch for names and options of optimizers, which they check in different ways and places
+UNBUILDABLE = (
+    *(TypeError, ValueError, RuntimeError, AssertionError, LookupError, AttributeError),
+    *(ArithmeticError, ImportError),
+)
 # position embeddings by their names in softline and in timm
 POSITIONS = re.compile(r"(^|\.)(position\.weight|\w*pos_embed\w*)$")
 
 
+def check_optimizer(recipe: OptimizerRecipe, *, with_step: bool = True) -> None:
+    """Build the optimizer for two parameters, so that mistakes are found before any data is read.
+
+    with_step: take a step on the CPU as well, which some optimizers can on a GPU only.
+    """
+    layer = nn.Linear(2, 2)
+    optimizer = _create(layer, recipe, lr=recipe.lr, weight_decay=recipe.weight_decay)
+    if not with_step:
+        return
+    with _naming_options(recipe), torch.random.fork_rng(devices=[]):
+        layer(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+
+@contextmanager
+def _naming_options(recipe: OptimizerRecipe) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except UNBUILDABLE as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"optimizer.name {recipe.name} with optimizer.options {recipe.options}: {reason}") from error
+
+
+def _create(parameters: Any, recipe: OptimizerRecipe, **options: Any) -> torch.optim.Optimizer:
+    check_option("optimizer.name", recipe.name, [str(name) for name in list_optimizers()])
+    with _naming_options(recipe):
+        return create_optimizer_v2(parameters, opt=recipe.name, **options, **recipe.options)
+
+
 def create_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, lr_scale: float = 1.0) -> torch.optim.Optimizer:
     """Create an optimizer; biases, norms and the parameters in the model's ``no_weight_decay()`` do not decay."""
-    check_option("optimizer.name", recipe.name, [str(name) for name in list_optimizers()])
     ordered = hasattr(model, "group_matcher") or hasattr(model, "no_weight_decay")
     if recipe.layer_decay is not None and not ordered:
         raise UserError("optimizer.layer_decay needs a model that tells the order of its layers, as classifiers do")
     # timm asks only the model itself, not the backbone inside a model with a head
     asked = hasattr(model, "no_weight_decay") and not recipe.decay_positions
-    try:
-        return create_optimizer_v2(
-            model if asked else _parameter_groups(model, recipe),
-            opt=recipe.name,
-            lr=recipe.lr * lr_scale,
-            weight_decay=recipe.weight_decay,
-            layer_decay=recipe.layer_decay if asked else None,
-            **recipe.options,
-        )
-    except TypeError as error:
-        raise UserError(f"optimizer.options of {recipe.name}: {error}") from None
+    return _create(
+        model if asked else _parameter_groups(model, recipe),
+        recipe,
+        lr=recipe.lr * lr_scale,
+        weight_decay=recipe.weight_decay,
+        layer_decay=recipe.layer_decay if asked else None,
+    )
 
 
 def _parameter_groups(model: nn.Module, recipe: OptimizerRecipe) -> Any:

@@ -4,14 +4,22 @@ Here are the keys that every task has; each task adds its own in a subclass of `
 """
 
 import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
-from softline.checks import check_range
+from softline.checks import check_number, check_range
 from softline.errors import UserError
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Strategy = Literal["ddp", "fsdp"]
+MOST_EPOCHS = 1e6
+# what numpy's and torch's generators take
+MOST_SEED = 2**32 - 1
+# drop_rate, drop_path_rate, attn_drop, dropout, ...: names of probabilities in timm's models and softline's heads
+DROP_RATE = re.compile(r"(^|_)drop(out)?(_\w+)?_rate$|(^|_)drop(out)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +61,20 @@ class OptimizerRecipe:
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer: betas, eps, momentum, ..."""
 
+    def check(self) -> None:
+        check_range("optimizer.lr", self.lr, 0, open_low=True)
+        check_range("optimizer.weight_decay", self.weight_decay, 0)
+        if self.clip_norm is not None:
+            check_range("optimizer.clip_norm", self.clip_norm, 0, open_low=True)
+        if self.lr_batch is not None:
+            check_range("optimizer.lr_batch", self.lr_batch, 1)
+        if self.layer_decay is not None:
+            check_range("optimizer.layer_decay", self.layer_decay, 0, 1, open_low=True)
+        for name, value in self.options.items():
+            for number in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(number, float):
+                    check_number(f"optimizer.options.{name}", number, -math.inf)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRecipe:
@@ -76,6 +98,21 @@ class ScheduleRecipe:
     milestones: tuple[float, ...] = ()
     """Epochs at which multistep lowers the learning rate."""
 
+    def check(self) -> None:
+        check_range("schedule.epochs", self.epochs, 0, MOST_EPOCHS, open_low=True)
+        check_range("schedule.warmup_epochs", self.warmup_epochs, 0, self.epochs)
+        check_range("schedule.cooldown_epochs", self.cooldown_epochs, 0, MOST_EPOCHS)
+        for name in ("warmup_lr", "min_lr"):
+            check_range(f"schedule.{name}", getattr(self, name), 0)
+        check_range("schedule.decay_rate", self.decay_rate, 0, 1)
+        for name in ("power", "decay_epochs"):
+            check_range(f"schedule.{name}", getattr(self, name), 0, MOST_EPOCHS, open_low=True)
+        if self.name == "multistep" and not self.milestones:
+            raise UserError("schedule multistep needs schedule.milestones, the epochs at which the rate falls")
+        for before, milestone in zip((0.0, *self.milestones), self.milestones, strict=False):
+            # counted from the last one
+            check_range("schedule.milestones", milestone, before, MOST_EPOCHS)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EmaRecipe:
@@ -96,6 +133,8 @@ class Recipe:
         )
     )
     """Keys that may change when a run is resumed: where things lie, how they are computed, what is logged."""
+    size_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys that decide, beside batch_size, how large a batch is."""
 
     task: str
     output: str
@@ -128,6 +167,7 @@ class Recipe:
     """Steps between log lines."""
 
     def __post_init__(self) -> None:
+        check_range("seed", self.seed, 0, MOST_SEED)
         check_range("batch_size", self.batch_size, 1)
         check_range("accumulate", self.accumulate, 1)
         check_range("workers", self.workers, 0)
@@ -136,20 +176,13 @@ class Recipe:
         for name in ("eval_batch_size", "eval_steps", "save_every"):
             if (value := getattr(self, name)) is not None:
                 check_range(name, value, 1)
-        check_range("optimizer.lr", self.optimizer.lr, 0, open_low=True)
-        check_range("optimizer.weight_decay", self.optimizer.weight_decay, 0)
-        check_range("schedule.epochs", self.schedule.epochs, 0, open_low=True)
-        check_range("schedule.warmup_epochs", self.schedule.warmup_epochs, 0, self.schedule.epochs)
-        check_range("schedule.cooldown_epochs", self.schedule.cooldown_epochs, 0)
-        check_range("schedule.decay_epochs", self.schedule.decay_epochs, 0, open_low=True)
-        if self.schedule.name == "multistep" and not self.schedule.milestones:
-            raise UserError("schedule multistep needs schedule.milestones, the epochs at which the rate falls")
-        if self.optimizer.clip_norm is not None:
-            check_range("optimizer.clip_norm", self.optimizer.clip_norm, 0, open_low=True)
-        if self.optimizer.lr_batch is not None:
-            check_range("optimizer.lr_batch", self.optimizer.lr_batch, 1)
-        if self.optimizer.layer_decay is not None:
-            check_range("optimizer.layer_decay", self.optimizer.layer_decay, 0, 1, open_low=True)
+        check_drop_rates("model.options", self.model.options)
+        self.optimizer.check()
+        self.schedule.check()
+        # that of a small batch may be zero, that of a large one infinite
+        check_range(
+            "optimizer.lr * batch_size / optimizer.lr_batch", self.optimizer.lr * self.lr_scale, 0, open_low=True
+        )
         if self.ema is not None:
             check_range("ema.decay", self.ema.decay, 0, 1)
         if self.strategy == "fsdp" and self.precision == "fp16":
@@ -165,3 +198,18 @@ class Recipe:
     def without_weights(self) -> Self:
         """The same recipe with random initial weights, for a network whose weights come from elsewhere."""
         return self.replace(model=dataclasses.replace(self.model, pretrained=False, checkpoint=None))
+
+
+def check_drop_rates(name: str, options: Mapping[str, Any]) -> None:
+    """Check the options of a network that are probabilities, which not every network does itself."""
+    for key, value in options.items():
+        if DROP_RATE.search(str(key)) and isinstance(value, int | float):
+            check_range(f"{name}.{key}", value, 0, 1, open_high=True)
+
+
+def check_channels(mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
+    """Check the statistics of a recipe's images, a number for each channel."""
+    for number in mean or ():
+        check_range("data.mean", number, 0, 1)
+    for number in std or ():
+        check_range("data.std", number, 0, open_low=True)

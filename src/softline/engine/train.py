@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,15 +34,20 @@ from softline.engine.events import (
     TensorBoard,
 )
 from softline.engine.loading import steps_per_epoch, train_batches
+from softline.engine.machine import check_workers, naming_memory
 from softline.engine.nonfinite import NonFiniteError, first_nonfinite, first_nonfinite_gradient
-from softline.engine.optimizer import create_optimizer, create_schedule, total_steps
+from softline.engine.optimizer import check_optimizer, create_optimizer, create_schedule, total_steps
 from softline.engine.reading import differing_keys, dump_recipe, read_recipe, to_dict
 from softline.engine.recipe import Recipe
 from softline.engine.task import Setup, Task, build_task
 from softline.errors import UserError
-from softline.files import make_directory, remove_partial, write_text
+from softline.files import hold_directory, remove_partial, write_text
 from softline.weights.renaming import check_keys
 
+# signals that a run saves and stops after; a process that receives both reports the first of these
+STOPPING = ("SIGTERM", "SIGINT")
+# a signal to the whole group may be passed on by a launcher too, and then counts once
+SECONDS_OF_ONE_SIGNAL = 1.0
 # a loss scale below which float16 gradients have no range left
 SMALLEST_SCALE = 2.0**-10
 
@@ -54,7 +59,7 @@ class TrainResult:
     finished: bool
     """False if a signal stopped the run before its last step."""
     stopped_by: str | None
-    """Name of that signal."""
+    """Name of the signal, SIGTERM or SIGINT, that any of the processes received."""
     metrics: dict[str, float]
     """Metrics of the last evaluation."""
     best: dict[str, float]
@@ -64,14 +69,29 @@ class TrainResult:
 def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> TrainResult:
     """Train as the recipe says; checkpoints and logs go to its output directory.
 
+    The directory is locked while the run lasts: another run in it, by whichever process or thread, is refused.
+
     resume: continue from the last checkpoint in the directory, if there is one. Otherwise a directory with a checkpoint
         is refused rather than overwritten.
     """
+    check_before_training(recipe)
+    accelerator = distributed.start(precision=recipe.precision, device=recipe.device)
+    tell = _Broadcast(listeners if accelerator.is_main_process else ())
+    held = hold_directory(Path(recipe.output), notify=lambda text: tell(Notice(text)))
+    with distributed.in_first_process(held), naming_memory(recipe):
+        return _train(recipe, accelerator, tell, resume=resume)
+
+
+def check_before_training(recipe: Recipe) -> None:
+    """Check what depends on the machine and on timm, before any data is read."""
+    check_workers("workers", recipe.workers)
+    check_optimizer(recipe.optimizer, with_step=distributed.is_on_cpu(recipe.device))
+
+
+def _train(recipe: Recipe, accelerator: Accelerator, tell: "_Broadcast", *, resume: bool) -> TrainResult:
     output = Path(recipe.output)
     if not resume and (output / LAST).exists():
         raise UserError(f"{output} holds a checkpoint: continue by --resume, or name another directory by --output")
-    accelerator = distributed.start(precision=recipe.precision, device=recipe.device)
-    tell = _Broadcast(listeners if accelerator.is_main_process else ())
     set_seed(recipe.seed)
     # a resumed run has its weights, and the file that it started from may be gone
     begun = resume and (output / LAST).exists()
@@ -85,8 +105,7 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
     if resume:
         trainer.resume(output / LAST)
     if accelerator.is_main_process:
-        make_directory(output)
-        for name in (LAST, BEST):
+        for name in (LAST, BEST, "recipe.yaml", "log.jsonl"):
             remove_partial(output / name)
         write_text(output / "recipe.yaml", dump_recipe(recipe))
         tell.open_logs(output, after_step=trainer.step)
@@ -135,8 +154,8 @@ class Trainer:
         self.evaluated_step: int | None = None
         self.stopped = StopSignal()
         """Set when this process receives a signal."""
-        self.stopping = False
-        """What all processes have agreed on."""
+        self.stopping: str | None = None
+        """Name of the signal that stops the run, which all processes have agreed on."""
 
     def run(self, stopped: "StopSignal") -> TrainResult:
         """Train from the current step to the last, or until ``stopped`` is set."""
@@ -154,23 +173,24 @@ class Trainer:
             rank=self.accelerator.process_index,
             processes=self.accelerator.num_processes,
         )
-        for micro_batches in batches:
-            self._train_step(micro_batches, sums)
-            if self.step % self.recipe.log_every == 0 or self.step == self.total:
-                self._log(sums)
-                sums = _Sums()
-            pause = time.perf_counter()
-            if self._due_for_saving() or self.stopping:
-                self.save()
-            self._end_epoch()
-            sums.begin += time.perf_counter() - pause
-            if self.stopping:
-                break
+        with closing(batches):
+            for micro_batches in batches:
+                self._train_step(micro_batches, sums)
+                if self.step % self.recipe.log_every == 0 or self.step == self.total:
+                    self._log(sums)
+                    sums = _Sums()
+                pause = time.perf_counter()
+                if self._due_for_saving() or self.stopping:
+                    self.save()
+                self._end_epoch()
+                sums.begin += time.perf_counter() - pause
+                if self.stopping:
+                    break
         return TrainResult(
             output=self.output,
             step=self.step,
             finished=self.step == self.total and self.evaluated_step == self.step,
-            stopped_by=stopped.name,
+            stopped_by=self.stopping,
             metrics=self.evaluation,
             best=self.best,
         )
@@ -221,10 +241,11 @@ class Trainer:
     def _check_finite(self, losses: Tensor, norm: Tensor, micro_batches: Sequence[Any]) -> None:
         # float16 gradients overflow now and then: the step is skipped and the loss scale lowered
         broken = ~(losses.isfinite().all() & (norm.isfinite() | (self.recipe.precision == "fp16")))
-        flags = torch.stack([broken.float(), broken.new_tensor(self.stopped.is_set()).float()])
+        received = [broken.new_tensor(self.stopped.name == name) for name in STOPPING]
+        flags = torch.stack([broken, *received]).float()
         # all processes fail or stop after the same step
-        some_broken, some_stopped = (self.accelerator.reduce(flags, "sum") > 0).tolist()
-        self.stopping = some_stopped
+        some_broken, *some_received = (self.accelerator.reduce(flags, "sum") > 0).tolist()
+        self.stopping = next((name for name, some in zip(STOPPING, some_received, strict=True) if some), None)
         if some_broken:
             self._fail(self._diagnose(losses, micro_batches))
 
@@ -301,7 +322,7 @@ class Trainer:
         """Evaluate and save the result, unless a signal interrupts the evaluation."""
         result = self.evaluate()
         if result is None:
-            self.stopping = True
+            self.stopping = self.stopped.name
             return
         monitor = self.task.monitor
         better = not self.best or result.metrics[monitor] > self.best[monitor]
@@ -462,6 +483,8 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self.moment = 0.0
+        """When it was received."""
 
     def is_set(self) -> bool:
         return self.name is not None
@@ -469,18 +492,21 @@ class StopSignal:
 
 @contextmanager
 def _stop_signals() -> Iterator[StopSignal]:
-    """Let the first signal ask the run to save and stop, and a second one end it as usual; only in the main thread."""
+    """Let the first signal ask the run to save and stop, and a later one end it as usual; only in the main thread."""
     stopped = StopSignal()
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
 
     def stop(number: int, _: Any) -> None:
-        stopped.name = signal.Signals(number).name
-        signal.signal(number, previous[number])
+        if stopped.name is None:
+            stopped.name, stopped.moment = signal.Signals(number).name, time.monotonic()
+        elif time.monotonic() - stopped.moment > SECONDS_OF_ONE_SIGNAL:
+            signal.signal(number, previous[number])
+            signal.raise_signal(number)
 
     # signals that are ignored stay ignored
-    wanted = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
+    wanted = [n for name in STOPPING if signal.getsignal(n := signal.Signals[name]) is not signal.SIG_IGN]
     previous: dict[int, Any] = {number: signal.signal(number, stop) for number in wanted}
     try:
         yield stopped

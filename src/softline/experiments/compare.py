@@ -17,11 +17,13 @@ from softline.engine.nonfinite import NonFiniteError
 from softline.engine.reading import to_dict
 from softline.engine.recipe import Recipe
 from softline.engine.task import build_task, definition_of
+from softline.engine.train import check_before_training
 from softline.errors import UserError
 from softline.experiments.model_cost import CountedCost, ModelCost, count_cost, measure_costs
 from softline.experiments.presets import Variant, check_variants, variant_recipe
 from softline.experiments.runs import Finished, NotifyRun, check_seeds, run_once, train_or_diverge
 from softline.experiments.workers import Send, run_in_processes
+from softline.files import hold_directory
 from softline.measure.environment import environment
 
 
@@ -138,7 +140,8 @@ def compare(
     """Train every variant with every seed, in ``output/<variant>/seed<k>``, and measure what the models cost.
 
     A run that is finished there is not repeated, and one that was interrupted is continued. A run whose loss or
-    gradient is not finite is a result as well. If SIGTERM stops a run, KeyboardInterrupt is raised.
+    gradient is not finite is a result as well. If SIGTERM or Ctrl-C stops a run, KeyboardInterrupt is raised with the
+    number of the signal. The output directory is locked, so that no other comparison runs in it.
 
     jobs: trainings at a time, each in a process with its share of torch's threads; 1 stays in this process. A script
         that asks for more needs ``if __name__ == "__main__":`` around what it does.
@@ -146,6 +149,22 @@ def compare(
     _check(variants, seeds, jobs)
     base = definition_of(recipe).settled(recipe)
     recipes = _recipes(base, variants)
+    for changed in recipes.values():
+        check_before_training(changed)
+    with hold_directory(output):
+        return _compare(base, variants, recipes, seeds, output, jobs, progress, (title, reference))
+
+
+def _compare(
+    base: Recipe,
+    variants: Sequence[Variant],
+    recipes: Mapping[str, Recipe],
+    seeds: Sequence[int],
+    output: Path,
+    jobs: int,
+    progress: NotifyRuns,
+    headings: tuple[str, str],
+) -> Comparison:
     # before the trainings: what cannot be built fails at once
     task = build_task(next(iter(recipes.values())).without_weights())
     costs = measure_costs(recipes, task)
@@ -166,7 +185,7 @@ def compare(
         for variant in variants
     )
     described = dict(environment())
-    return Comparison(title, reference, task.monitor, task.unit, tuple(seeds), rows, to_dict(base), described)
+    return Comparison(*headings, task.monitor, task.unit, tuple(seeds), rows, to_dict(base), described)
 
 
 def count_costs(
@@ -253,11 +272,14 @@ def _read_curve(directory: Path, metric: str) -> tuple[CurvePoint, ...]:
     losses: list[float] = []
     path = directory / "log.jsonl"
     for line in read_log(path) if path.exists() else []:
-        if line["event"] == "stepped":
-            losses.append(line["loss"])
-        elif line["event"] == "evaluated" and losses:
-            points.append(CurvePoint(line["epoch"], mean(losses), line["metrics"][metric]))
-            losses = []
+        try:
+            if line["event"] == "stepped":
+                losses.append(line["loss"])
+            elif line["event"] == "evaluated" and losses:
+                points.append(CurvePoint(line["epoch"], mean(losses), line["metrics"][metric]))
+                losses = []
+        except KeyError as error:
+            raise UserError(f"{path} is damaged: a line of the kind {line['event']} has no {error}") from error
     return tuple(points)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from softline.experiments.compare import Comparison, VariantResult, metric_label
 from softline.plotting.colors import comparison_colors, label_of
-from softline.plotting.figures import new_axes, plotting, tidy
+from softline.plotting.figures import new_axes, tidy, write_figure
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> None:
@@ -30,8 +30,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
     seeds = "1 seed" if len(comparison.seeds) == 1 else f"{len(comparison.seeds)} seeds"
     reference = f"{comparison.reference}, " if comparison.reference else ""
     figure.suptitle(f"{comparison.title} ({reference}{seeds})", x=0.01, ha="left", fontsize=12)
-    figure.savefig(path, dpi=160)
-    plotting().close(figure)
+    write_figure(figure, path)
 
 
 def _plot_curves(axis: Any, rows: Sequence[VariantResult], colors: dict[str, str]) -> None:

@@ -1,7 +1,9 @@
 """Trainings as parts of a comparison: each is done once in its directory, and read from there afterwards."""
 
 import dataclasses
+import hashlib
 import json
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from softline.engine.recipe import Recipe
 from softline.engine.train import TrainResult, train
 from softline.errors import UserError
 from softline.files import make_directory, write_json
+from softline.plain import check_entries, read_json
+from softline.weights.reading import check_regular
 
 RESULT = "result.json"
 R = TypeVar("R")
@@ -41,12 +45,16 @@ def run_once(recipe: Recipe, run: Callable[[], R], read: Callable[[Mapping[str, 
     directory = Path(recipe.output)
     kept = _read_result(directory, recipe)
     if kept is not None:
-        result = read(kept)
+        try:
+            result = read(kept)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{directory / RESULT} is not the result of this run ({error}): delete it") from error
     else:
-        make_directory(directory)
         result = run()
+        make_directory(directory)
         plain: Any = result
-        write_json(directory / RESULT, {"recipe": to_dict(recipe), "run": dataclasses.asdict(plain)})
+        content = {"recipe": to_dict(recipe), "run": dataclasses.asdict(plain)}
+        write_json(directory / RESULT, {**content, "checksum": _checksum(content)})
     notify(Finished(result, kept is not None))
     return result
 
@@ -64,13 +72,14 @@ def is_finished(recipe: Recipe) -> bool:
 
 
 def train_or_diverge(recipe: Recipe, notify: NotifyRun) -> TrainResult | NonFiniteError:
-    """Train, or continue an interrupted training; KeyboardInterrupt if a signal stops it."""
+    """Train, or continue an interrupted training; KeyboardInterrupt with its number if a signal stops it."""
     try:
         result = train(recipe, resume=True, listeners=[lambda event: _pass_on(event, notify)])
     except NonFiniteError as error:
         return error
     if not result.finished:
-        raise KeyboardInterrupt
+        assert result.stopped_by is not None, "nothing else stops a run without an error"
+        raise KeyboardInterrupt(signal.Signals[result.stopped_by])
     return result
 
 
@@ -84,7 +93,12 @@ def _read_result(directory: Path, recipe: Recipe) -> Mapping[str, Any] | None:
     path = directory / RESULT
     if not path.exists():
         return None
-    content = json.loads(path.read_text())
+    check_regular(path)
+    content = read_json(path.read_bytes(), str(path))
+    check_entries(content, {"recipe": dict, "run": dict}, str(path))
+    # softline 0.1 wrote none
+    if "checksum" in content and _checksum({key: content[key] for key in ("recipe", "run")}) != content["checksum"]:
+        raise UserError(f"{path} was changed or damaged: its checksum is wrong; delete it to train again")
     changed = differing_keys(read_recipe(content["recipe"], where=str(path)), recipe)
     if changed:
         raise UserError(
@@ -93,3 +107,8 @@ def _read_result(directory: Path, recipe: Recipe) -> Mapping[str, Any] | None:
         )
     kept: Mapping[str, Any] = content["run"]
     return kept
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    # through JSON, which has no tuples
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(content)), sort_keys=True).encode()).hexdigest()

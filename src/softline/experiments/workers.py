@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from softline.errors import UserError
+from softline.measure.processes import starting_processes
 
 Send: TypeAlias = Callable[[Any], None]
 # for a run that is stopped to finish its step and write its checkpoint
@@ -63,8 +64,8 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         yield
         return
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def interrupt(number: int, _: Any) -> None:
+        raise KeyboardInterrupt(number)
 
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
@@ -83,7 +84,8 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         # no daemon: those may not start the processes that load data
         self.process = context.Process(target=_work, args=(theirs, function, threads))
-        self.process.start()
+        with starting_processes():
+            self.process.start()
         # only theirs is left, so that its death ends the pipe
         theirs.close()
 
@@ -99,11 +101,12 @@ class _Worker:
             raise UserError(f"a training process ended unexpectedly (exit code {self.process.exitcode})") from None
 
     def end(self) -> None:
+        # a process that waits for a task, or reports its last one, ends when nobody is at the other end
+        self.connection.close()
         self.process.join(SECONDS_TO_STOP)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-        self.connection.close()
 
 
 def _that_have_news(crew: Sequence[_Worker]) -> list[_Worker]:
@@ -124,8 +127,10 @@ def _work(connection: "Connection[Any, Any]", function: Callable[[Any, Send], An
                 raise
             except (UserError, OSError) as error:
                 connection.send(("failed", error))
-            except KeyboardInterrupt:
-                connection.send(("failed", KeyboardInterrupt()))
+            except KeyboardInterrupt as error:
+                # there will be no further task
+                connection.send(("failed", KeyboardInterrupt(*error.args)))
+                return
             else:
                 connection.send(("finished", result))
     except (BrokenPipeError, EOFError, KeyboardInterrupt):

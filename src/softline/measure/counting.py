@@ -4,19 +4,29 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from softline.attention.soft import SoftCore
+
+aten = torch.ops.aten
+# older versions of torch do not count their own fused attention for CPUs
+FUSED: dict[Any, Callable[..., int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda grad, q, k, v, *_, **__: sdpa_backward_flop_count(
+        grad, q, k, v
+    ),
+}
+UNCOUNTED = {operation: formula for operation, formula in FUSED.items() if operation not in flop_registry}
 
 
 def count_macs(run: Callable[[], object]) -> int:
     """Count the multiply-adds of all matrix products and convolutions that ``run`` executes."""
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=UNCOUNTED) as counter:
         run()
     return int(counter.get_total_flops() // 2)
 

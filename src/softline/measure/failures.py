@@ -1,6 +1,6 @@
 """The reason why something could not be measured, in one line."""
 
-import re
+from softline.engine.machine import is_out_of_memory
 
 # raised by models whose size, options or memory are wrong, while they are built or run
 CASE_ERRORS = (
@@ -21,9 +21,7 @@ LONGEST = 300
 def failure_text(error: BaseException) -> str:
     """Return the first line of the error's text, or that memory ran out, whichever allocator says so."""
     text = str(error)
-    # torch's CPU allocator raises a plain RuntimeError
-    no_memory = re.search(r"(can't allocate|not enough|out of) memory", text)
-    if isinstance(error, MemoryError) or no_memory:
+    if is_out_of_memory(error):
         return OUT_OF_MEMORY
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return first if len(first) <= LONGEST else _without_middle(first)

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from softline.files import write_whole
 from softline.measure.cases import MATH
 from softline.measure.growth import growths
 from softline.measure.measuring import Row
 from softline.plotting.colors import COLORS, comparison_colors, label_of
-from softline.plotting.figures import new_axes, plotting, tidy
+from softline.plotting.figures import new_axes, tidy, write_figure
 
 MODES = {"infer": "inference", "train": "training step"}
 
@@ -70,8 +68,7 @@ def _figure(path: Path, shape: tuple[int, int], *, height: float, title: str) ->
     for line in axes:
         line[-1].set_axis_off()
     yield axes
-    write_whole(path, partial(figure.savefig, format=path.suffix[1:].lower(), dpi=160))
-    plotting().close(figure)
+    write_figure(figure, path)
 
 
 def _plot_cost(axis: Any, rows: Sequence[Row], panel: Panel, colors: dict[str, str], *, log: bool = True) -> None:

@@ -22,14 +22,13 @@ import torch
 from softline.measure.cases import Case, Mode, Setting, prepare
 from softline.measure.counting import cuda_peak_bytes
 from softline.measure.failures import CASE_ERRORS, OUT_OF_MEMORY, failure_text
+from softline.measure.processes import starting_processes
 
-GIB = 2**30
 SECONDS_TO_END = 10.0
 # glibc returns blocks of at least this many bytes to the system when they are freed
 MMAP_THRESHOLD = 128 * 2**10
 M_MMAP_THRESHOLD = -3
 PR_SET_PDEATHSIG = 1
-CGROUP = Path("/sys/fs/cgroup")
 
 
 class Memory(NamedTuple):
@@ -64,7 +63,8 @@ def in_process(function: Callable[..., Any], *arguments: Any, limit: int | None 
         context.set_forkserver_preload([__name__])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(theirs, function, arguments, limit, threads), daemon=True)
-    process.start()
+    with starting_processes():
+        process.start()
     # only the process holds their end now, so that its death closes the pipe
     theirs.close()
     try:
@@ -131,29 +131,6 @@ def measure_peak(run: Callable[[], object], warm_up: Callable[[], object]) -> Me
 def can_measure() -> bool:
     """Return whether this system records the peak memory of a process."""
     return os.name == "posix"
-
-
-def available_memory() -> int | None:
-    """Return the bytes that processes can still allocate; None where the system does not say."""
-    info = Path("/proc/meminfo")
-    if not info.exists():
-        return None
-    found = [int(line.split()[1]) * 1024 for line in info.read_text().splitlines() if line.startswith("MemAvailable:")]
-    left = _left_in_group()
-    return min(found if left is None else [*found, left], default=None)
-
-
-def _left_in_group() -> int | None:
-    """Return the bytes left until the limit of this process's control group; None without a limit."""
-    most, current, stat = (CGROUP / f"memory.{name}" for name in ("max", "current", "stat"))
-    if not most.exists() or not (limit := most.read_text().strip()).isdigit():
-        return None
-    taken = int(current.read_text()) if current.exists() else 0
-    for line in stat.read_text().splitlines() if stat.exists() else ():
-        if line.startswith("inactive_file "):
-            # cached files, which the kernel drops as soon as memory is needed
-            taken -= int(line.split()[1])
-    return max(int(limit) - max(taken, 0), 0)
 
 
 def _status(key: str) -> int | None:

@@ -26,12 +26,14 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*args: P.args, **options: P.kwargs) -> R:
-        first = next((value for value in (*args, *options.values()) if isinstance(value, Tensor)), None)
-        if first is None:
+        tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
+        if not tensors:
             raise UserError(f"{function.__name__} takes torch.Tensors, got none")
-        if not torch.amp.is_autocast_available(first.device.type):
+        device = tensors[0].device.type
+        # torch before 2.13 cannot trace the question, and compiles for devices that have autocast
+        if not torch.compiler.is_compiling() and not torch.amp.is_autocast_available(device):
             return function(*args, **options)
-        with torch.autocast(first.device.type, enabled=False):
+        with torch.autocast(device, enabled=False):
             return function(*args, **options)
 
     return run

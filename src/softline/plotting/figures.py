@@ -7,6 +7,8 @@ from typing import Any
 from softline.files import write_whole
 
 FORMATS = ("png", "svg")
+FIGURE_ENDINGS = (".png", ".svg", ".pdf")
+"""Names of files that `write_figure` can write."""
 
 
 def new_axes(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
@@ -37,6 +39,12 @@ def log_ticks(axis: Any, values: list[int]) -> None:
     axis.set_yscale("log")
     axis.minorticks_off()
     axis.set_xticks(values, [f"{value:,}" for value in values])
+
+
+def write_figure(figure: Any, path: Path) -> None:
+    """Write a figure to one file, in the format that its name tells, and close it."""
+    write_whole(path, partial(figure.savefig, format=path.suffix[1:].lower(), dpi=160))
+    plotting().close(figure)
 
 
 def save_figure(figure: Any, directory: Path, name: str) -> list[Path]:

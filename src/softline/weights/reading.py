@@ -133,7 +133,15 @@ def _check_archive(path: Path, allowed: set[str]) -> None:
             if len(pickles) != 1:
                 raise UserError(f"{path} is not a checkpoint: torch writes one data.pkl, found {len(pickles)}")
             _check_pickle(archive.read(pickles[0]), path, allowed)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError) as error:
+    except (
+        zipfile.BadZipFile,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        OverflowError,
+        OSError,
+    ) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} is corrupt: {_first_line(error)}") from error

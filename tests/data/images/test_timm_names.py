@@ -120,6 +120,26 @@ def shards(tmp_path: Path, pack, picture) -> Callable[..., str]:
 
 
 @leaks
+def test_a_shard_that_ends_in_a_damaged_header_is_refused(shards):
+    """webdataset takes it for the end, and would yield 2 of 4 images."""
+    root = Path(shards())
+    content = bytearray((root / "val-0.tar").read_bytes())
+    content[content.index(b"10.jpg") + 100] ^= 1
+    (root / "val-0.tar").write_bytes(content)
+    with pytest.raises(UserError, match=r"val-0\.tar must be"):
+        list(open_source("wds/images", "val", root=str(root)))
+
+
+@leaks
+def test_shards_have_as_many_images_as_their_description_says(shards):
+    root = shards()
+    info = Path(root, "_info.json")
+    info.write_text(info.read_text().replace("[4]", "[5]"))
+    with pytest.raises(UserError, match="holds 4 samples, and shard_lengths says 5"):
+        list(open_source("wds/images", "val", root=root))
+
+
+@leaks
 def test_webdatasets_are_read_in_order(shards):
     root = shards()
     val = open_source("wds/images", "val", root=root)

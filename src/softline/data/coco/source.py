@@ -270,12 +270,12 @@ class _Problems:
     def __str__(self) -> str:
         counts = ", ".join(f"{count:,} x {kind}" for kind, count in self.kinds.items())
         more = self.kinds.total() - len(self.first)
-        return "\n  ".join([counts, *self.first, *([f"and {more:,} more"] if more else [])])
+        return "; ".join([counts, *self.first, *([f"and {more:,} more"] if more else [])])
 
 
 def _report(problems: _Problems, file: Path, forgiven: bool, notify: Callable[[str], None]) -> None:
     if not forgiven:
-        raise UserError(f"{file}: {problems}\nrepair these, or leave them out by --skip-corrupt")
+        raise UserError(f"{file}: {problems}; repair these, or leave them out by --skip-corrupt")
     notify(f"{file}: left out, together with all objects of an image: {problems}")
 
 

@@ -26,7 +26,7 @@ from softline.data.images.interface import (
     load_image,
     open_image,
 )
-from softline.data.images.tar import check_end
+from softline.data.images.tar import check_end, read_tar
 from softline.data.reading import FilesBelow, read_json, walk
 from softline.errors import UserError
 from softline.plain import check_entries
@@ -130,7 +130,7 @@ class ReaderStream:
         self._reader.set_epoch(epoch)
 
     def _change_stages(self) -> None:
-        """Raise an error for what cannot be decoded, which timm logs and skips, and check the format of images."""
+        """Raise an error for what cannot be read or decoded, which timm skips, and check the format of images."""
 
         def refuse(error: Exception) -> bool:
             raise UserError(
@@ -138,11 +138,35 @@ class ReaderStream:
                 "repair the shards: --skip-corrupt does not apply to streams"
             ) from error
 
-        for stage in self._reader.ds.pipeline:
+        pipeline = self._reader.ds.pipeline
+        # where a worker knows its shards
+        pipeline.insert(pipeline.index(self._reader._split_by_node_and_worker) + 1, self._check_shards)
+        for stage in pipeline:
             if "handler" in getattr(stage, "kw", {}):
                 stage.kw["handler"] = refuse
                 # timm's decoder takes every format that Pillow has
                 stage.args = tuple(_checked(step, self._reader.input_key) for step in stage.args)
+
+    def _check_shards(self, shards: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield shards that are whole; webdataset takes a damaged header for the end of its shard."""
+        info = self._reader.split_info
+        lengths = {
+            os.path.join(self._reader.root, name): length
+            for name, length in zip(info.filenames, info.shard_lengths, strict=True)
+        }
+        for shard in shards:
+            found, expected = _count_samples(shard["url"]), lengths[shard["url"]]
+            if found is not None and found != expected:
+                raise UserError(f"{shard['url']} holds {found} samples, and shard_lengths says {expected}")
+            yield shard
+
+
+def _count_samples(path: str) -> int | None:
+    """Count the samples of a shard, whose files have one name up to its first dot; None if it is compressed."""
+    if not path.endswith(".tar"):
+        return None
+    entries, _ = read_tar(path, lambda _: True)
+    return len({(*entry.parts[:-1], entry.parts[-1].partition(".")[0]) for entry in entries})
 
 
 def _checked(step: Callable[[Any], Any], keys: str) -> Callable[[Any], Any]:

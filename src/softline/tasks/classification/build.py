@@ -14,6 +14,8 @@ from softline.data.images import (
     open_source,
     train_transform,
 )
+from softline.engine import distributed
+from softline.engine.machine import check_batch_memory
 from softline.engine.recipe import ModelRecipe
 from softline.engine.task import Notify, Setup
 from softline.errors import UserError
@@ -24,6 +26,11 @@ from softline.tasks.networks import build_model
 
 
 def build_classification(recipe: ClassificationRecipe, setup: Setup) -> Classification:
+    if recipe.data.image_size is not None:
+        channels = recipe.model.options.get("in_chans", 3)
+        # anything but a number is refused by the model
+        shape = (channels if isinstance(channels, int) else 3, recipe.data.image_size, recipe.data.image_size)
+        check_batch_memory(recipe, shape, processes=distributed.place()[1])
     train_source = _open(recipe.data, recipe.data.train_split, setup.notify)
     val_source = _open(recipe.data, recipe.data.val_split, setup.notify)
     check_same_classes(train_source, val_source)

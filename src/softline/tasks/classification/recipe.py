@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from softline.checks import check_range
-from softline.engine.recipe import Recipe
+from softline.checks import check_integer, check_pair, check_range
+from softline.engine.recipe import Recipe, check_channels
 from softline.errors import UserError
 
 
@@ -66,6 +66,7 @@ class ClassificationRecipe(Recipe):
     """One label for each image."""
 
     free_keys: ClassVar[frozenset[str]] = Recipe.free_keys | {"data.source", "data.root", "data.skip_corrupt"}
+    size_keys: ClassVar[tuple[str, ...]] = ("data.image_size",)
 
     data: ImageData
     augment: Augment = field(default_factory=Augment)
@@ -74,6 +75,7 @@ class ClassificationRecipe(Recipe):
         super().__post_init__()
         if self.data.image_size is not None:
             check_range("data.image_size", self.data.image_size, 1)
+        check_channels(self.data.mean, self.data.std)
         if self.data.crop_pct is not None:
             check_range("data.crop_pct", self.data.crop_pct, 0, 1, open_low=True)
         for name in ("hflip", "erase_prob", "mixup_prob", "switch_prob"):
@@ -81,9 +83,9 @@ class ClassificationRecipe(Recipe):
         for name in ("color_jitter", "mixup", "cutmix"):
             check_range(f"augment.{name}", getattr(self.augment, name), 0)
         check_range("augment.smoothing", self.augment.smoothing, 0, 1, open_high=True)
-        low, high = self.augment.scale
-        if not 0 < low <= high <= 1:
-            raise UserError(f"augment.scale must be two areas 0 < low <= high <= 1, got {self.augment.scale}")
+        check_pair("augment.scale", self.augment.scale, 0, 1)
+        check_pair("augment.ratio", self.augment.ratio, 0)
+        check_integer("augment.erase_count", self.augment.erase_count, 1)
         if (self.augment.mixup or self.augment.cutmix) and self.batch_size // self.accumulate % 2:
             raise UserError(
                 "mixup and cutmix pair the images of a batch: batch_size / accumulate must be even, "

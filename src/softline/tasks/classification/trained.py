@@ -99,7 +99,8 @@ class Classifier(Trained):
         best = logits.float().softmax(0).topk(min(top, len(logits)))
         names = [self.classes[i] if self.classes else str(i) for i in best.indices.tolist()]
         probabilities = best.values.tolist()
-        lines = [f"  {100 * value:5.1f} %  {name}" for name, value in zip(names, probabilities, strict=True)]
+        shown = [name.replace("\n", "\\n") for name in names]
+        lines = [f"  {100 * value:5.1f} %  {name}" for name, value in zip(shown, probabilities, strict=True)]
         return Prediction(path, {"classes": names, "probabilities": probabilities}, "\n".join(lines))
 
     def view(self) -> ImageView:
@@ -127,7 +128,8 @@ def load_published(name: str) -> Classifier:
     check_model_name(name)
     try:
         model = timm.create_model(name, pretrained=True)
-    except RuntimeError as error:
+    except (RuntimeError, OSError, ValueError) as error:
+        # the network, and what is behind it
         raise UserError(f"{name}: {error}") from error
     return _as_classifier(model, name)
 

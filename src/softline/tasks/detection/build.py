@@ -7,6 +7,8 @@ from torch import nn
 
 from softline.data.coco.datasets import DetectionImages, detection_eval_transform, detection_train_transform
 from softline.data.coco.source import CocoSource
+from softline.engine import distributed
+from softline.engine.machine import check_batch_memory
 from softline.engine.task import Notify, Setup, log
 from softline.heads.detectors import cascade_mask_rcnn, mask_rcnn, retinanet
 from softline.tasks.detection.recipe import DetectionRecipe
@@ -23,6 +25,8 @@ DETECTORS: Mapping[str, Callable[..., nn.Module]] = {
 
 def build_detection(recipe: DetectionRecipe, setup: Setup) -> Detection:
     data, notify = recipe.data, setup.notify
+    side = min(data.train_short_sides)
+    check_batch_memory(recipe, (3, side, side), processes=distributed.place()[1])
     train_source = _open_coco(recipe, data.train_split, data.train_annotations, notify, training=True)
     val_set = detection_val_set(recipe, notify=notify)
     check_split_classes(train_source.classes, val_set.source.classes, data)

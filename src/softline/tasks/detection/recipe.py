@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from softline.checks import check_range
-from softline.engine.recipe import Recipe
+from softline.engine.recipe import Recipe, check_channels, check_drop_rates
 from softline.errors import UserError
 
 
@@ -56,6 +56,8 @@ class DetectionRecipe(Recipe):
         "data.val_annotations",
     }
 
+    size_keys: ClassVar[tuple[str, ...]] = ("data.train_short_sides",)
+
     data: DetectionData
     head: DetectorRecipe
 
@@ -69,6 +71,9 @@ class DetectionRecipe(Recipe):
                 "shards must run in step; use ddp"
             )
         check_range("data.hflip", self.data.hflip, 0, 1)
+        check_channels(self.data.mean, self.data.std)
+        check_drop_rates("head.options", self.head.options)
+        check_range("data.long_side", self.data.long_side, 1)
         check_range("data.short_side", self.data.short_side, 1, self.data.long_side)
         if not self.data.train_short_sides:
             raise UserError("data.train_short_sides must name at least one length")

@@ -8,6 +8,8 @@ from torch import nn
 
 from softline.data.semantic.sources import SemanticImages, SemanticSource, open_semantic
 from softline.data.semantic.transforms import SemanticTransform, semantic_eval_transform, semantic_train_transform
+from softline.engine import distributed
+from softline.engine.machine import check_batch_memory
 from softline.engine.task import Notify, Setup, log
 from softline.heads.segmenters import semantic_fpn, upernet
 from softline.tasks.images import check_split_classes, corrupt_indices
@@ -21,6 +23,7 @@ SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {"upernet": upernet, "seman
 
 def build_segmentation(recipe: SegmentationRecipe, setup: Setup) -> Segmentation:
     data, notify = recipe.data, setup.notify
+    check_batch_memory(recipe, (3, *data.crop), processes=distributed.place()[1])
     train_source = _open_semantic(data, data.train_split, notify)
     model = build_segmenter(recipe, len(train_source.classes), notify=notify)
     val_set = segmentation_val_set(recipe, model, notify=notify)

@@ -3,9 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from softline.checks import check_range
-from softline.engine.recipe import Recipe
+from softline.checks import check_integer, check_pair, check_range
+from softline.engine.recipe import Recipe, check_channels, check_drop_rates
 from softline.errors import UserError
+
+# masks are images of 8 or 16 bits
+MOST_LABEL = 2**16 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,7 @@ class SegmentationRecipe(Recipe):
     """A class for each pixel; ``model`` is the backbone."""
 
     free_keys: ClassVar[frozenset[str]] = Recipe.free_keys | {"data.source", "data.skip_corrupt"}
+    size_keys: ClassVar[tuple[str, ...]] = ("data.crop",)
 
     data: SemanticData
     head: SegmenterRecipe
@@ -65,9 +69,13 @@ class SegmentationRecipe(Recipe):
         check_range("data.largest_share", self.data.largest_share, 0, 1, open_low=True)
         for side in self.data.crop:
             check_range("data.crop", side, 1)
-        low, high = self.data.scale
-        if not 0 < low <= high:
-            raise UserError(f"data.scale must be two factors 0 < low <= high, got {self.data.scale}")
+        check_pair("data.scale", self.data.scale, 0)
+        check_channels(self.data.mean, self.data.std)
+        check_drop_rates("head.options", self.head.options)
+        if isinstance(self.data.classes, int):
+            check_integer("data.classes", self.data.classes, 1)
+        if self.data.ignore_index is not None:
+            check_range("data.ignore_index", self.data.ignore_index, 0, MOST_LABEL)
         if self.data.short_side is not None:
             check_range("data.short_side", self.data.short_side, 1)
         if self.data.long_side is not None:

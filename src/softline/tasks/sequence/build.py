@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import nn
 
+from softline.backbones.creation import building
 from softline.backbones.sequence import SequenceClassifier, SequenceEncoder
 from softline.data.sequences.interface import SequenceSamples, SequenceSource, Split, length_groups
 from softline.data.sequences.listops import ListOpsSettings
 from softline.data.sequences.lra import open_lra
 from softline.engine import distributed
+from softline.engine.machine import check_workers
 from softline.engine.task import Notify, NotifyPreparing, Setup, log
 from softline.errors import UserError
 from softline.tasks.sequence.recipe import ListOpsRecipe, SequenceData, SequenceRecipe
@@ -64,11 +66,9 @@ def sequence_model(recipe: SequenceRecipe, facts: Mapping[str, Any]) -> nn.Modul
     """
     options = {name: value for name, value in recipe.model.options.items() if name not in ("positions", "hidden_dim")}
     hidden = {name: value for name, value in recipe.model.options.items() if name == "hidden_dim"}
-    try:
+    with building("model.options of lra_encoder"):
         encoder = SequenceEncoder(facts["vocabulary"], facts["positions"], **options)
-    except TypeError as error:
-        raise UserError(f"model.options of lra_encoder: {error}") from None
-    return SequenceClassifier(encoder, len(facts["classes"]), parts=facts["parts"], **hidden)
+        return SequenceClassifier(encoder, len(facts["classes"]), parts=facts["parts"], **hidden)
 
 
 def listops_settings(recipe: ListOpsRecipe) -> ListOpsSettings:
@@ -89,6 +89,8 @@ def open_sequences(
 
     make: generate missing expressions of listops; False only reads.
     """
+    if data.generate is not None:
+        check_workers("data.generate.workers", data.generate.workers)
     return open_lra(
         data.name,
         Path(data.source),

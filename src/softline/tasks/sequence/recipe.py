@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from softline.checks import check_range
-from softline.engine.recipe import Recipe
+from softline.engine.recipe import MOST_SEED, Recipe
 from softline.errors import UserError
 
 
@@ -27,7 +27,7 @@ class ListOpsRecipe:
             check_range(f"{name}.samples", count, 1)
         check_range(f"{name}.min_length", self.min_length, 0)
         check_range(f"{name}.max_length", self.max_length, self.min_length + 2)
-        check_range(f"{name}.seed", self.seed, 0)
+        check_range(f"{name}.seed", self.seed, 0, MOST_SEED)
         check_range(f"{name}.workers", self.workers, 1)
 
 

@@ -1,0 +1,1 @@
+"""An adversarial campaign against softline; `python -m tools.campaign --help` describes it."""
