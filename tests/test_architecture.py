@@ -10,6 +10,7 @@ PACKAGE = Path(softline.__file__).parent
 LEVELS = [
     ["errors"],
     ["checks", "files", "plain", "registry"],
+    ["locks"],
     ["ops"],
     ["layers"],
     ["attention"],

@@ -1,41 +1,68 @@
-"""Atomic file writes, and locks that keep two processes from writing to one place.
+"""Reading regular files only, and writing files atomically.
 
-After a crash, a kill or a full disk the previous version of a file is still there. Locks are those of the kernel, which
-releases them when a process ends, however it ends; a lock file that a killed process leaves behind locks nothing.
+A named pipe would block a reader for ever, and a device may have no end. After a crash, a kill or a full disk the
+previous version of a written file is still there.
 """
 
-import errno
 import json
-import logging
 import os
-import re
-import socket
 import stat
 import tempfile
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
 from softline.errors import UserError
 
-log = logging.getLogger(__name__)
-
-LOCK = ".lock"
-"""Name of the lock file in a directory that is held."""
+KINDS: dict[Callable[[int], bool], str] = {
+    stat.S_ISDIR: "a directory",
+    stat.S_ISLNK: "a symbolic link",
+    stat.S_ISFIFO: "a named pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
 # in them, names stand for devices and for what is open; in shared memory, there are files
 SYSTEM_PLACES, SHARED_MEMORY = (("dev",), ("proc",), ("sys",)), ("dev", "shm")
-# what systems say where files cannot be locked, as on some network file systems
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
-# the holder may remove the file while we open it, and the next one too
-ATTEMPTS = 100
-# a link would have another file overwritten
-FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-# beyond the description of the holder, because Windows lets nobody else read what is locked
-LOCKED_BYTE = 2**20
+
+
+def check_regular(path: str | Path) -> None:
+    """Check that an existing path is a regular file, or a link to one."""
+    check_name(path)
+    _check_mode(path, os.stat(path).st_mode)
+
+
+def _check_mode(path: str | Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = next((name for check, name in KINDS.items() if check(mode)), "something else")
+        raise UserError(f"{path} must be a regular file, it is {kind}")
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """Open a regular file for reading bytes; anything else is an error, and never blocks."""
+    # before it is opened, because opening a device may already have an effect
+    check_regular(path)
+    return open(path, "rb", opener=_open_checked)
+
+
+def _open_checked(path: str, flags: int) -> int:
+    # without waiting for whoever writes to a named pipe, which may have replaced the file since it was checked;
+    # Windows has no such flag and no named pipes among its files
+    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    try:
+        _check_mode(path, os.fstat(handle).st_mode)
+    except UserError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """Read a whole regular file."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], None]) -> None:
@@ -57,7 +84,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], None]) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise what `write_whole` would raise, before the work whose result is to be written."""
-    _check_name(path)
+    check_name(path)
     if not path.resolve().parent.is_dir():
         raise UserError(f"no such directory: {path.parent}")
     handle, partial = _make_partial(path)
@@ -65,7 +92,7 @@ def check_writable(path: Path) -> None:
     Path(partial).unlink(missing_ok=True)
 
 
-def _check_name(path: Path) -> None:
+def check_name(path: str | Path) -> None:
     # Python's own error does not say which name it is about
     if "\0" in str(path):
         raise UserError(f"a file's name must not contain a null character, got {str(path)!r}")
@@ -106,7 +133,7 @@ def write_text(path: Path, text: str) -> None:
 
 def make_directory(path: Path) -> list[Path]:
     """Create the directory and its parents if they do not exist; return those that were created, the deepest first."""
-    _check_name(path)
+    check_name(path)
     try:
         missing = [place for place in (path, *path.parents) if not place.exists()]
         path.mkdir(parents=True, exist_ok=True)
@@ -114,173 +141,6 @@ def make_directory(path: Path) -> list[Path]:
         # without the errno, which would be printed before the text
         raise OSError(f"could not create the directory {path}: {error.strerror}") from error
     return missing
-
-
-# locks
-
-
-@contextmanager
-def hold_directory(directory: Path, *, notify: Callable[[str], None] = log.warning) -> Iterator[None]:
-    """Keep everyone else who asks for this directory out of it; raise a `UserError` that names who is in it.
-
-    The directory is created if it does not exist. If nothing was written to it in the end, it is removed again.
-
-    A thread that holds a directory may ask for it again.
-
-    notify: receives a text if the file system has no locks, and then nothing is kept out.
-    """
-    with _hold(directory, directory / LOCK, notify):
-        yield
-
-
-@contextmanager
-def hold_file(path: Path, *, notify: Callable[[str], None] = log.warning) -> Iterator[None]:
-    """Do for one file what `hold_directory` does for a directory, by a lock file next to it."""
-    with _hold(path, path.with_name(f".{path.name}{LOCK}"), notify):
-        yield
-
-
-class _HeldByThread(threading.local):
-    def __init__(self) -> None:
-        self.paths: set[Path] = set()
-
-
-_held = _HeldByThread()
-_locked: "weakref.WeakSet[IO[bytes]]" = weakref.WeakSet()
-
-
-def is_holding() -> bool:
-    """Return whether any thread of this process holds a directory or a file."""
-    return len(_locked) > 0
-
-
-def _leave_locks() -> None:
-    """Close the lock files in a forked process: a lock is released when the last process has closed its file."""
-    for file in list(_locked):
-        _locked.discard(file)
-        file.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_locks)
-
-
-@contextmanager
-def _hold(what: Path, lock: Path, notify: Callable[[str], None]) -> Iterator[None]:
-    _check_name(what)
-    key = what.resolve()
-    if key in _held.paths:
-        yield
-        return
-    created: list[Path] = []
-    file = _open_locked(what, lock, notify, created)
-    _held.paths.add(key)
-    try:
-        yield
-    finally:
-        _held.paths.discard(key)
-        _release(file, lock, created)
-
-
-def _open_locked(what: Path, lock: Path, notify: Callable[[str], None], created: list[Path]) -> IO[bytes]:
-    """Return the lock file, open and locked; ``created`` receives the directories that were made for it."""
-    for _ in range(ATTEMPTS):
-        created[:0] = make_directory(lock.parent)
-        file: IO[bytes] | None = None
-        try:
-            with writing(what):
-                # unbuffered, so that nothing is written when a forked process closes it
-                file = open(os.open(lock, FLAGS, 0o666), "r+b", buffering=0)  # noqa: SIM115
-            _locked.add(file)
-            locked = _lock(file)
-            if locked is None:
-                notify(f"{what}: this file system has no locks, so make sure that no other command writes there")
-            elif not locked:
-                raise UserError(f"{what} is in use by {_holder(file)}")
-            elif not _is_at(file, lock):
-                # whoever held it has removed it in the meantime
-                _close(file)
-                continue
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()} since {_now()}\n".encode())
-            return file
-        except FileNotFoundError:
-            # whoever held it has removed the directory in the meantime
-            if file is not None:
-                _close(file)
-        except BaseException:
-            if file is not None:
-                _close(file)
-            _remove_empty(created)
-            raise
-    raise UserError(f"{what} is in use by others, who create and remove it again and again")
-
-
-def _lock(file: IO[bytes]) -> bool | None:
-    """Lock an open file without waiting; False if somebody else has locked it, None if the system cannot."""
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            file.seek(LOCKED_BYTE)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-            file.seek(0)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):
-            return False
-        if error.errno in NO_LOCKS:
-            return None
-        raise
-    return True
-
-
-def _holder(file: IO[bytes]) -> str:
-    """Return who wrote the lock file, if that has happened already."""
-    file.seek(0)
-    text = file.read(1000).decode(errors="replace").strip()
-    return text if re.fullmatch(r"process \d+ on \S+ since [\d: -]+ UTC", text) else "another process"
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Return whether the path still names this open file."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _release(file: IO[bytes], lock: Path, created: list[Path]) -> None:
-    if os.name == "nt":
-        # an open file cannot be removed there
-        _close(file)
-    # removed while it is locked: otherwise it could be the lock of somebody else
-    with suppress(OSError):
-        lock.unlink()
-    _remove_empty(created)
-    _close(file)
-
-
-def _close(file: IO[bytes]) -> None:
-    _locked.discard(file)
-    file.close()
-
-
-def _remove_empty(directories: list[Path]) -> None:
-    """Remove directories, the deepest first, until one has something in it."""
-    with suppress(OSError):
-        for directory in directories:
-            directory.rmdir()
-
-
-def _now() -> str:
-    return f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-# parts
 
 
 @contextmanager

@@ -1,54 +1,11 @@
 import os
 import re
-import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from softline.data.reading import FilesBelow, misplaced, open_regular, read_bytes, read_json, walk
+from softline.data.reading import FilesBelow, misplaced, read_json, walk
 from softline.errors import UserError
-
-
-def make_socket(path: Path) -> None:
-    # an address of a socket has at most 108 bytes
-    before = Path.cwd()
-    os.chdir(path.parent)
-    try:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path.name)
-    finally:
-        os.chdir(before)
-
-
-SPECIAL: dict[str, Callable[[Path], None]] = {
-    "a named pipe": os.mkfifo,
-    "a socket": make_socket,
-    "a directory": os.mkdir,
-    "a device": lambda path: path.symlink_to("/dev/zero"),
-}
-
-
-@pytest.mark.parametrize("kind", SPECIAL)
-def test_only_regular_files_are_opened(tmp_path, kind):
-    SPECIAL[kind](tmp_path / "x.jpg")
-    with pytest.raises(UserError, match=rf"/x\.jpg must be a regular file, it is {kind}$"):
-        open_regular(tmp_path / "x.jpg")
-
-
-def test_a_file_that_becomes_a_pipe_before_it_is_opened_does_not_block(tmp_path, monkeypatch):
-    os.mkfifo(tmp_path / "x.jpg")
-    monkeypatch.setattr("softline.data.reading.check_regular", lambda _: None)
-    with pytest.raises(UserError, match="it is a named pipe"):
-        open_regular(tmp_path / "x.jpg")
-
-
-def test_a_file_may_be_named_by_a_link(tmp_path):
-    (tmp_path / "x").write_bytes(b"content")
-    (tmp_path / "link").symlink_to("x")
-    assert read_bytes(tmp_path / "link") == b"content"
-    with pytest.raises(FileNotFoundError):
-        read_bytes(tmp_path / "absent")
 
 
 def jpgs(top: Path, root: Path | None = None) -> list[tuple[str, ...]]:

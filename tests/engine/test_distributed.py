@@ -31,7 +31,7 @@ from softline.engine.evaluate import evaluate
 from softline.engine.events import Saved, read_log
 from softline.engine.task import build_task
 from softline.engine.train import train
-from softline.files import hold_directory
+from softline.locks import hold_directory
 from softline.tasks.loading import load_trained
 from tests.engine.small import RECIPE, evaluated, small_recipe, write_images
 from tests.engine.two_processes import LENGTHS, PLAIN

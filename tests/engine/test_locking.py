@@ -13,7 +13,7 @@ from softline.engine.checkpoint import load_checkpoint
 from softline.engine.events import Stepped, read_log
 from softline.engine.train import train
 from softline.errors import UserError
-from softline.files import LOCK
+from softline.locks import LOCK
 from tests.engine.small import RECIPE, small_recipe, write_images
 
 

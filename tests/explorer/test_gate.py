@@ -339,3 +339,19 @@ def test_a_host_that_is_none_is_refused_whatever_the_server_listens_on(folder, h
 
 def test_websockets_are_closed(folder):
     assert ask(folder, "/", kind="websocket")[0]["type"] == "websocket.close"
+
+
+def test_a_request_whose_rest_is_no_http_is_given_up(folder, caplog):
+    """The server has answered it already, and refuses a second answer."""
+
+    class BrokenError(Exception):
+        pass
+
+    async def send(message):
+        raise BrokenError("Can't send data when our state is ERROR")
+
+    scope = {"type": "http", "method": "DELETE", "path": "/", "headers": [], "query_string": b""}
+    gate = Gate(None, Storage(folder), functions={}, sessions=set(), broken=(BrokenError,))
+    with caplog.at_level("INFO"):
+        asyncio.run(gate(scope, None, send))
+    assert "a malformed request was given up" in caplog.text

@@ -143,7 +143,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.pth")
     os.mkfifo(tmp_path / "pipe.safetensors")
     for name in ("pipe.pth", "pipe.safetensors"):
-        with pytest.raises(UserError, match=f"{name} is not a regular file"):
+        with pytest.raises(UserError, match=f"{name} must be a regular file, it is a named pipe"):
             load_official(tmp_path / name)
 
 

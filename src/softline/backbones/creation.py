@@ -13,8 +13,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from softline.backbones import MODEL_NAMES
 from softline.errors import UserError
+from softline.files import read_bytes
 from softline.plain import check_entries, check_plain, read_json
-from softline.weights.reading import check_regular, load_official
+from softline.weights.reading import load_official
 
 # arguments of timm.create_model, and of the functions that it calls, which name files to read or addresses to fetch
 SOURCE_OPTIONS = ("cache_dir", "checkpoint_path", "model_name", "pretrained")
@@ -127,8 +128,7 @@ def create_saved(path: Path) -> nn.Module:
 
 
 def _saved_config(file: Path) -> dict[str, Any]:
-    check_regular(file)
-    config = read_json(file.read_bytes(), file.name)
+    config = read_json(read_bytes(file), file.name)
     check_plain(config, file.name)
     check_entries(config, {"architecture": str}, file.name)
     # older versions of timm have one dictionary for everything

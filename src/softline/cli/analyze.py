@@ -12,7 +12,8 @@ from softline.cli.outputs import check_outputs
 from softline.cli.progress import Progress
 from softline.cli.table import format_table, number
 from softline.errors import UserError
-from softline.files import hold_file, write_json
+from softline.files import write_json
+from softline.locks import hold_file
 from softline.plotting.figures import FORMATS
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from softline.errors import UserError
-from softline.files import check_writable, hold_directory, hold_file
+from softline.files import check_writable
+from softline.locks import hold_directory, hold_file
 from softline.plotting.figures import FIGURE_ENDINGS
 
 

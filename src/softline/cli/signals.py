@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from softline.cli.startup import end_now, exit_code
-from softline.files import is_holding
+from softline.locks import is_holding
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 IMPORTING = "<frozen importlib._bootstrap>"

@@ -8,23 +8,14 @@ leads to a folder that contains it.
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from softline import plain
 from softline.errors import UserError
+from softline.files import check_regular, read_bytes
 
-KINDS: dict[Callable[[int], bool], str] = {
-    stat.S_ISDIR: "a directory",
-    stat.S_ISLNK: "a symbolic link",
-    stat.S_ISFIFO: "a named pipe",
-    stat.S_ISSOCK: "a socket",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
-}
 # of POSIX and of Windows
 SEPARATOR = re.compile(r"[/\\]")
 ABSOLUTE = re.compile(r"([A-Za-z]:)?[/\\]")
@@ -88,42 +79,6 @@ def linked(path: str) -> UserError:
         target = f"an unreadable target ({error.strerror})"
     rule = "links inside a dataset are not followed; replace it by what it refers to"
     return UserError(f"{path} is a symbolic link to {target}: {rule}")
-
-
-def check_regular(path: str | Path) -> None:
-    """Check that an existing path is a regular file, or a link to one."""
-    _check_mode(path, os.stat(path).st_mode)
-
-
-def _check_mode(path: str | Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kind = next((name for check, name in KINDS.items() if check(mode)), "something else")
-        raise UserError(f"{path} must be a regular file, it is {kind}")
-
-
-def open_regular(path: str | Path) -> BufferedReader:
-    """Open a regular file for reading bytes; anything else is an error, and never blocks."""
-    # before it is opened, because opening a device may already have an effect
-    check_regular(path)
-    return open(path, "rb", opener=_open_checked)
-
-
-def _open_checked(path: str, flags: int) -> int:
-    # without waiting for whoever writes to a named pipe, which may have replaced the file since it was checked;
-    # Windows has no such flag and no named pipes among its files
-    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    try:
-        _check_mode(path, os.fstat(handle).st_mode)
-    except UserError:
-        os.close(handle)
-        raise
-    return handle
-
-
-def read_bytes(path: str | Path) -> bytes:
-    """Read a whole regular file."""
-    with open_regular(path) as file:
-        return file.read()
 
 
 def read_json(path: str | Path) -> Any:

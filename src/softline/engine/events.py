@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from softline.files import write_text
+from softline.files import read_bytes, write_text
 from softline.plain import check_entries, read_json
-from softline.weights.reading import check_regular
 
 
 @dataclass(frozen=True)
@@ -124,8 +123,7 @@ class TensorBoard:
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Read the lines of a ``log.jsonl``, without a last line that a kill cut short."""
-    check_regular(path)
-    lines = path.read_bytes().split(b"\n")
+    lines = read_bytes(path).split(b"\n")
     found = []
     for number, line in enumerate(lines, 1):
         # only a whole line ends in a newline

@@ -41,7 +41,8 @@ from softline.engine.reading import differing_keys, dump_recipe, read_recipe, to
 from softline.engine.recipe import Recipe
 from softline.engine.task import Setup, Task, build_task
 from softline.errors import UserError
-from softline.files import hold_directory, remove_partial, write_text
+from softline.files import remove_partial, write_text
+from softline.locks import hold_directory
 from softline.weights.renaming import check_keys
 
 # signals that a run saves and stops after; a process that receives both reports the first of these

@@ -23,7 +23,7 @@ from softline.experiments.model_cost import CountedCost, ModelCost, count_cost, 
 from softline.experiments.presets import Variant, check_variants, variant_recipe
 from softline.experiments.runs import Finished, NotifyRun, check_seeds, run_once, train_or_diverge
 from softline.experiments.workers import Send, run_in_processes
-from softline.files import hold_directory
+from softline.locks import hold_directory
 from softline.measure.environment import environment
 
 

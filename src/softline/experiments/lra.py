@@ -22,7 +22,7 @@ from softline.errors import UserError
 from softline.experiments.compare import NotifyRuns
 from softline.experiments.presets import attention_variant, variant_recipe
 from softline.experiments.runs import Finished, NotifyRun, check_seeds, is_finished, run_once, train_or_diverge
-from softline.files import hold_directory
+from softline.locks import hold_directory
 from softline.measure.environment import environment
 from softline.tasks.loading import load_trained
 from softline.tasks.sequence.build import open_sequences, sequence_facts, sequence_model

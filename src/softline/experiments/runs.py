@@ -16,9 +16,8 @@ from softline.engine.reading import differing_keys, read_recipe, to_dict
 from softline.engine.recipe import Recipe
 from softline.engine.train import TrainResult, train
 from softline.errors import UserError
-from softline.files import make_directory, write_json
+from softline.files import make_directory, read_bytes, write_json
 from softline.plain import check_entries, read_json
-from softline.weights.reading import check_regular
 
 RESULT = "result.json"
 R = TypeVar("R")
@@ -93,8 +92,7 @@ def _read_result(directory: Path, recipe: Recipe) -> Mapping[str, Any] | None:
     path = directory / RESULT
     if not path.exists():
         return None
-    check_regular(path)
-    content = read_json(path.read_bytes(), str(path))
+    content = read_json(read_bytes(path), str(path))
     check_entries(content, {"recipe": dict, "run": dict}, str(path))
     # softline 0.1 wrote none
     if "checksum" in content and _checksum({key: content[key] for key in ("recipe", "run")}) != content["checksum"]:

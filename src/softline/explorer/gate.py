@@ -11,6 +11,7 @@ them. There is no proxy here: only the headers and query parameters that the pag
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -24,6 +25,8 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Headers: TypeAlias = Mapping[bytes, bytes]
 App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
+
+log = logging.getLogger(__name__)
 
 API = "/gradio_api"
 FILE = f"{API}/file="
@@ -104,6 +107,7 @@ class Gate:
     storage: the only folder whose files are read or served, with its quota.
     functions: the functions that events may call, by index.
     sessions: names of the sessions that have sent events.
+    broken: what the server raises when it is to answer a request whose rest was no HTTP.
     hosts: host names that requests may use, which protects against websites whose name resolves to this machine; None
         allows all.
     """
@@ -116,10 +120,19 @@ class Gate:
         functions: Mapping[int, Function],
         sessions: Container[str],
         hosts: Sequence[str] | None = None,
+        broken: tuple[type[Exception], ...] = (),
     ) -> None:
         self.app, self.storage, self.functions, self.sessions, self.hosts = app, storage, functions, sessions, hosts
+        self.broken = broken
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        except self.broken as error:
+            # its rest was no HTTP, which the server has answered already
+            log.info("a malformed request was given up: %s", error)
+
+    async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return

@@ -90,6 +90,7 @@ def listen(host: str, port: int | None) -> socket.socket:
 def _running(blocks: "gr.Blocks", storage: Storage, host: str, listening: socket.socket) -> Iterator[None]:
     import uvicorn
     from gradio.routes import App
+    from h11 import LocalProtocolError
 
     mounted = _mounted(blocks)
 
@@ -108,11 +109,13 @@ def _running(blocks: "gr.Blocks", storage: Storage, host: str, listening: socket
         functions=_functions(blocks),
         sessions=blocks._queue.pending_messages_per_session,
         hosts=LOCAL_NAMES if host in LOCAL else None,
+        broken=(LocalProtocolError,),
     )
     config = uvicorn.Config(
         gate,
         log_level="warning",
         timeout_graceful_shutdown=END_SECONDS,
+        http="h11",
         ws="none",
         limit_concurrency=CONNECTIONS,
         # there is no proxy whose headers could be believed

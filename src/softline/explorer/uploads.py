@@ -8,8 +8,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from softline.data.images.datasets import check_bits
 from softline.data.images.interface import FORMATS, UNREADABLE, CorruptImageError, describe, open_image
-from softline.data.reading import open_regular
 from softline.errors import UserError
+from softline.files import open_regular
 
 __all__ = ["FORMATS", "MAX_BYTES", "MAX_PIXELS", "RefusedImageError", "read_upload"]
 

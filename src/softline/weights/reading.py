@@ -9,7 +9,6 @@ would also create bytearrays and tensors of any size for a file of a few bytes.
 import argparse
 import pickle
 import pickletools
-import stat
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from softline.errors import UserError
+from softline.files import check_name, check_regular
 
 # entries of a checkpoint that may hold its weights; averaged weights come first, as the papers evaluate those
 WEIGHT_ENTRIES = ("state_dict_ema", "model_ema", "state_dict", "model")
@@ -98,20 +98,15 @@ def first_nonfinite_weight(tensors: Mapping[str, Tensor]) -> str | None:
     return next((name for name, tensor in floating if not tensor.isfinite().all()), None)
 
 
-def check_regular(path: Path) -> None:
-    """Check that there is a file, and not a directory, a pipe or a device, which would wait for a writer forever."""
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"no such file: {path}") from None
-    except ValueError as error:
-        raise UserError(f"no such file: {str(path)!r} ({error})") from None
-    if not stat.S_ISREG(mode):
-        raise UserError(f"{path} is not a regular file")
+def _check_file(path: Path) -> None:
+    check_name(path)
+    if not path.exists():
+        raise UserError(f"no such file: {path}")
+    check_regular(path)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    check_regular(path)
+    _check_file(path)
     try:
         return load_file(path)
     except (SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -120,7 +115,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _check_archive(path: Path, allowed: set[str]) -> None:
     """Check the entries of a zip archive, their checksums, which torch ignores, and what its pickle asks for."""
-    check_regular(path)
+    _check_file(path)
     try:
         if not zipfile.is_zipfile(path):
             raise UserError(f"{path} is truncated or not a checkpoint: torch has written zip archives since 1.6")

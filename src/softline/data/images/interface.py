@@ -10,8 +10,8 @@ from typing import BinaryIO, Protocol, runtime_checkable
 
 from PIL import Image, UnidentifiedImageError
 
-from softline.data.reading import open_regular
 from softline.errors import UserError
+from softline.files import open_regular
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 """Formats that are decoded, whatever a file is called. Some of Pillow's others start other programs: EPS starts

@@ -7,8 +7,8 @@ from PIL import Image, ImageOps
 
 from softline.data.images.datasets import Mode, to_mode
 from softline.data.images.interface import CorruptImageError, decoding, load_image
-from softline.data.reading import check_regular
 from softline.errors import UserError
+from softline.files import check_regular
 
 
 def check_file(path: str) -> None:

@@ -10,8 +10,9 @@ import tarfile
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, NamedTuple, NoReturn
 
-from softline.data.reading import misplaced, open_regular
+from softline.data.reading import misplaced
 from softline.errors import UserError
+from softline.files import open_regular
 
 BLOCK = tarfile.BLOCKSIZE
 MAX_DEPTH = 3

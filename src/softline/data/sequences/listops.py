@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 
 from softline.checks import check_integer
 from softline.data.randomness import mix
-from softline.data.reading import open_regular
 from softline.data.sequences.interface import SequenceError, SequenceSource, Tokens
 from softline.data.sequences.text import find_bytes
 from softline.errors import UserError
+from softline.files import open_regular
 
 CLASSES = tuple("0123456789")
 WORDS = (*CLASSES, "[MIN", "[MAX", "[MED", "[SM", "]")

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from softline.checks import check_integer, check_option
-from softline.data.reading import open_regular, read_json
+from softline.data.reading import read_json
 from softline.data.sequences.interface import Notify, SequenceSource, Split, Tokens
 from softline.data.sequences.listops import (
     CLASSES,
@@ -32,7 +32,7 @@ from softline.data.sequences.listops import (
     generate_listops,
 )
 from softline.errors import UserError
-from softline.files import sync_directory, sync_file, writing
+from softline.files import open_regular, sync_directory, sync_file, writing
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 DESCRIPTION = "listops.json"

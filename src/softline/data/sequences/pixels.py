@@ -28,10 +28,11 @@ from softline.checks import check_integer, check_option
 from softline.data.images.datasets import to_mode
 from softline.data.images.folders import FolderImages, open_folder
 from softline.data.images.interface import load_image
-from softline.data.reading import read_bytes, walk
+from softline.data.reading import walk
 from softline.data.sequences.interface import SequenceError, SequenceSource, Split, Tokens
 from softline.data.sequences.text import LRA_ORIGIN, VOCABULARY, missing_download
 from softline.errors import UserError
+from softline.files import read_bytes
 
 Pixels = NDArray[np.uint8]
 Indices = NDArray[np.int64]

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from softline.checks import check_integer, check_option
-from softline.data.reading import open_regular, walk
+from softline.data.reading import walk
 from softline.data.sequences.interface import SequenceError, SequenceSource, Split, Tokens
 from softline.errors import UserError
+from softline.files import open_regular
 
 # the benchmark selects its checkpoint on the test reviews
 IMDB_SPLITS = {"train": "train", "val": "test", "test": "test"}
