@@ -6,6 +6,7 @@ by aliases in YAML or by shared lists in a checkpoint.
 
 import json
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Hashable, Mapping
@@ -18,8 +19,15 @@ from softline.errors import UserError
 MAX_TEXT = 2**20
 """Characters of a YAML text."""
 MAX_VALUES = 10**6
+MAX_LETTERS = 2**24
+MAX_PLAIN = 1000
+"""Characters of a YAML scalar without quotes, which is compared with the patterns of numbers."""
 MAX_DEPTH = 64
 MAX_BITS = 64
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 
 class _YamlLoader(yaml.SafeLoader):
@@ -31,7 +39,7 @@ _YamlLoader.yaml_implicit_resolvers = {
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
 
 
@@ -51,6 +59,8 @@ def read_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where} is not YAML: {text}") from None
     except RecursionError:
         raise UserError(f"{where} is nested too deeply") from None
+    except UserError:
+        raise
     except (OverflowError, TypeError, ValueError) as error:
         # PyYAML's constructors, such as int for 0x or a list as a key
         raise UserError(f"{where} holds a value that YAML cannot represent: {error}") from None
@@ -70,10 +80,11 @@ def read_json(text: str | bytes, where: str) -> Any:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {_short(next(name for name in content if names.count(name) > 1))} is there twice")
+    content: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in content:
+            raise ValueError(f"the key {short(name)} is there twice")
+        content[name] = value
     return content
 
 
@@ -82,13 +93,19 @@ def check_plain(value: Any, where: str) -> None:
 
     A value that several lists share counts for each of them, as it does for everything that walks through it.
     """
-    left, values = [(value, 0)], 0
+    left, values, letters = [(value, 0)], 0, 0
     while left:
         item, depth = left.pop()
         values += 1
-        if values > MAX_VALUES or depth > MAX_DEPTH:
-            limit = f"nested more than {MAX_DEPTH} deep" if depth > MAX_DEPTH else f"more than {MAX_VALUES:,} values"
-            raise UserError(f"{where} is out of proportion: {limit}")
+        letters += len(item) if isinstance(item, str) else 0
+        limits = {
+            f"nested more than {MAX_DEPTH} deep": depth > MAX_DEPTH,
+            f"more than {MAX_VALUES:,} values": values > MAX_VALUES,
+            f"more than {MAX_LETTERS:,} characters": letters > MAX_LETTERS,
+        }
+        for limit, exceeded in limits.items():
+            if exceeded:
+                raise UserError(f"{where} is out of proportion: {limit}")
         if isinstance(item, dict):
             left += [(key, depth + 1) for key in item]
             left += [(inner, depth + 1) for inner in item.values()]
@@ -106,12 +123,12 @@ def check_entries(content: Any, kinds: Mapping[str, Any], where: str) -> None:
     kinds: types by key, such as ``int``, ``float | None``, ``list[str]`` or ``dict[str, float]``.
     """
     if not isinstance(content, dict):
-        raise UserError(f"{where} must be a dictionary, got {_short(content)}")
+        raise UserError(f"{where} must be a dictionary, got {short(content)}")
     for key, kind in kinds.items():
         if key not in content:
             raise UserError(f"{where} has no {key}")
         if not _matches(content[key], kind):
-            raise UserError(f"{key} in {where} must be {_name(kind)}, got {_short(content[key])}")
+            raise UserError(f"{key} in {where} must be {_name(kind)}, got {short(content[key])}")
 
 
 def _matches(value: Any, kind: Any) -> bool:
@@ -133,9 +150,12 @@ def _name(kind: Any) -> str:
     return (kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)).replace("torch.", "")
 
 
-def _short(value: Any) -> str:
-    text = repr(value) if isinstance(value, bool | int | float | str | None) else f"a {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:80]}..."
+def short(value: Any) -> str:
+    """Return a value as messages show it, in at most 80 characters; of what is not plain, its type."""
+    if not isinstance(value, bool | int | float | str | list | tuple | dict | None):
+        return f"a {type(value).__name__}"
+    text = _REPR.repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _check_node(root: yaml.Node | None, where: str) -> None:
@@ -156,14 +176,24 @@ def _check_node(root: yaml.Node | None, where: str) -> None:
             inner = [part for pair in node.value for part in pair]
         elif isinstance(node, yaml.SequenceNode):
             inner = node.value
-        total = 1 + sum(map(size, inner))
-        if total > MAX_VALUES:
-            raise UserError(f"{where} is out of proportion: its aliases unfold to more than {MAX_VALUES:,} values")
+        else:
+            _check_scalar(node, where)
+        # letters of a text count as values do, because an alias repeats them
+        total = 1 + sum(map(size, inner)) + (0 if inner else len(node.value))
+        if total > MAX_LETTERS:
+            raise UserError(f"{where} is out of proportion: its aliases unfold to more than {MAX_LETTERS:,} characters")
         sizes[id(node)] = total
         return total
 
     if root is not None:
         size(root)
+
+
+def _check_scalar(node: yaml.Node, where: str) -> None:
+    # numbers with colons, of base 60, take the square of their length to read
+    if node.tag != "tag:yaml.org,2002:str" and len(node.value) > MAX_PLAIN:
+        line = node.start_mark.line + 1
+        raise UserError(f"{where}, line {line}: a number has {len(node.value):,} digits, more than {MAX_PLAIN:,}")
 
 
 def _check_repeated(node: yaml.MappingNode, where: str) -> None:

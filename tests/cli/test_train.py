@@ -143,9 +143,30 @@ def save_program(path):
     torch.save({"format": 1, "recipe": Program()}, path)
 
 
+def change(keys, value):
+    """Return a function that writes the checkpoint with another value."""
+
+    def rewrite(path):
+        content = torch.load(path, weights_only=True)
+        *places, last = keys.split("/")
+        place = content
+        for key in places:
+            place = place[key]
+        place[last] = value
+        torch.save(content, path)
+
+    return rewrite
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (change("optimizer", {}), "does not fit this run: its state of the optimizer is another's"),
+        (change("optimizer/state/head.bias/exp_avg", torch.ones(7)), "exp_avg of head.bias has the shape (7,)"),
+        (change("optimizer/state/head.bias/exp_avg", torch.full((2,), float("nan"))), "is not finite"),
+        (change("best", {"other": 0.5}), "it has no top1 in best"),
+        (change("step", 10**6), "it has step 1000000 of"),
+        (change("step", -1), "it has step -1 of"),
         (truncate, "last.pt is truncated or not a checkpoint"),
         (pickle_program, "last.pt is truncated or not a checkpoint"),
         (save_program, "is refused: it asks to run "),
@@ -156,7 +177,7 @@ def test_spoilt_checkpoint_is_not_resumed(trained, recipe, tmp_path, monkeypatch
     shutil.copy(trained / "run/last.pt", tmp_path)
     spoil(tmp_path / "last.pt")
     before = (tmp_path / "last.pt").read_bytes()
-    assert main(["train", recipe, "--output", str(tmp_path), "--resume"]) == 2
+    assert main(["train", recipe, "--output", str(tmp_path), "--resume", "--schedule.epochs", "1"]) == 2
     assert message in capsys.readouterr().err
     assert (tmp_path / "last.pt").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]

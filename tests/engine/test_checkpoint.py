@@ -205,7 +205,7 @@ class Harmful:
 def test_code_in_a_file_is_not_run(tmp_path, capfd):
     path = tmp_path / "last.pt"
     torch.save({"recipe": {}, "format": 1, "state_dict": Harmful()}, path)
-    with pytest.raises(ValueError, match=r"last\.pt is not a checkpoint of softline"):
+    with pytest.raises(ValueError, match=r"last\.pt is refused: it asks to run"):
         load_checkpoint(path)
     path.write_bytes(pickle.dumps(Harmful()))
     with pytest.raises(ValueError, match=r"truncated or not a checkpoint"):
@@ -227,7 +227,7 @@ def test_other_files_are_told_apart(tmp_path, content, message):
 
 
 def test_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"no such checkpoint: .*nowhere\.pt"):
+    with pytest.raises(ValueError, match=r"no such file: .*nowhere\.pt"):
         load_checkpoint(tmp_path / "nowhere.pt")
 
 

@@ -365,7 +365,7 @@ def test_file_without_keys_is_named(tmp_path, text, message):
         (["--output="], "--output needs a value"),
         (["--batch_size", "4", "8"], "expected --key value, got '8'"),
         (["batch_size=8"], "expected --key value, got 'batch_size=8'"),
-        (["--schedule.epochs", "-1"], r"schedule\.epochs must be above 0, got -1"),
+        (["--schedule.epochs", "-1"], r"schedule\.epochs must be above 0 and at most 1e\+06, got -1"),
         (["--optimizer.weight_decay", ".nan"], r"optimizer\.weight_decay must be at least 0, got nan"),
         (["--device", "tpu"], "device must be one of 'auto', 'cpu', got tpu"),
     ],

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from softline import ops
 from softline.attention.multihead import apply_weights
+from softline.ops.linear import FEATURE_MAPS
 from tests.ops.test_every_operator import NAMES, functions, options
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -177,3 +178,9 @@ def test_directions_do_not_depend_on_the_scale(size):
     q, k, v = (torch.randn(1, 2, 37, 8) for _ in range(3))
     for attention in (ops.angular_attention, ops.hydra_attention):
         assert torch.equal(attention(size * q, size * k, v), attention(q, k, v))
+
+
+def test_elu_features_have_the_gradient_of_elu():
+    x = torch.tensor([0.0, -1.0, 2.0, -30.0], dtype=torch.float64, requires_grad=True)
+    expected = torch.autograd.grad((torch.nn.functional.elu(x) + 1).sum(), x)[0]
+    torch.testing.assert_close(torch.autograd.grad(FEATURE_MAPS["elu"](x).sum(), x)[0], expected)

@@ -86,9 +86,9 @@ def test_every_entry_must_be_there_and_of_its_kind(changed, entry):
         ("recipe/model", [], "model must hold keys and values"),
         ("recipe/model/name", 3, "model.name"),
         ("recipe/model/name", "softpp_nano", "no model 'softpp_nano'"),
-        ("recipe/model/options/embed_dims", [10**6] * 4, "description is that of|can't allocate memory"),
+        ("recipe/model/options/embed_dims", [10**6] * 4, "describes a network with more parameters than"),
         ("recipe/model/options/depths", [1, 1, 1, 10**9], "depths is refused: 1,000,000,000 is more than"),
-        ("recipe/model/options/depths", [1, 1, 1, 10**6], "description is that of a network of more than"),
+        ("recipe/model/options/depths", [1, 1, 1, 10**6], "describes a network with more parameters than"),
         ("recipe/model/options/embed_dims", "wide", "embed_dims must have a value for each of 4 stages"),
         ("recipe/model/options/nothing", 3, "model.options of softpp_micro"),
         ("recipe/data/image_size", -5, "image_size"),
@@ -170,6 +170,23 @@ def test_a_saved_model_comes_back(saved, prefix):
     assert torch.equal(trained.model.eval()(images), model(images))
 
 
+@pytest.mark.parametrize("names", [{"0": "a", "2": "c"}, [5, 6, 7]])
+def test_names_of_classes_may_have_gaps_and_be_numbers(saved, names):
+    directory, _ = saved
+    edit(directory, label_names=names)
+    expected = ("a", "1", "c") if isinstance(names, dict) else ("5", "6", "7")
+    assert load_trained(str(directory)).classes == expected
+
+
+def test_buffers_count_as_well(tmp_path):
+    """The masks of large windows, which timm computes from the sizes, take gigabytes."""
+    model = timm.create_model("swin_tiny_patch4_window7_224", embed_dim=12, depths=(2, 2), num_heads=(1, 2))
+    sizes = {"embed_dim": 12, "depths": [2, 2], "num_heads": [1, 2], "img_size": 2048, "window_size": 128}
+    save_for_hf(model, tmp_path / "saved", model_args=sizes, safe_serialization=True)
+    with pytest.raises(UserError, match=r"describes a network with more (buffers|parameters) than"):
+        load_trained(str(tmp_path / "saved"))
+
+
 def test_weights_as_a_pickle_are_read_and_never_run(saved, tmp_path):
     directory, model = saved
     weights = load_file(directory / "model.safetensors")
@@ -200,7 +217,7 @@ class Evil:
         ({"model_args": [1]}, "model_args in config.json must be dict"),
         ({"model_args": {"checkpoint_path": "x.bin"}}, "model_args.checkpoint_path is refused"),
         ({"model_args": {"pretrained_cfg": {"file": "x.bin"}}}, "model_args.pretrained_cfg is refused"),
-        ({"model_args": {"depths": [1, 1, 1, 10**6]}}, "description is that of a network of more than"),
+        ({"model_args": {"depths": [1, 1, 1, 10**6]}}, "describes a network with more parameters than"),
         ({"model_args": {"depths": "deep"}}, "depths must have a value for each of 4 stages"),
         ({"model_args": {"depths": [1, 1, 1, {}]}}, "softpp_micro cannot be built from its config.json"),
         ({"pretrained_cfg": "text"}, "pretrained_cfg in config.json must be a dictionary"),
@@ -208,6 +225,7 @@ class Evil:
         ({"pretrained_cfg": {"mean": "grey"}}, "mean in pretrained_cfg in config.json must be"),
         ({"pretrained_cfg": {"interpolation": "magic"}}, "interpolation"),
         ({"label_names": 7}, "label_names"),
+        ({"model_args": {"embed_dims": [10**5] * 4}}, "more parameters than"),
     ],
 )
 def test_what_is_wrong_in_a_saved_config_is_said(saved, changes, message):

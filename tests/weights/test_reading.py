@@ -172,3 +172,46 @@ def test_every_damage_ends_in_a_message_or_in_the_same_weights(tmp_path, suffix)
             assert read.keys() == weights.keys()
             assert all(torch.equal(read[name], weights[name]) for name in weights)
     assert refused > 200
+
+
+def test_tuples_that_are_nested_without_end_are_refused(tmp_path):
+    """The hash of such a key would exhaust the stack of the process."""
+    torch.save({"w": torch.ones(2)}, tmp_path / "good.pth")
+    # {((((...),),),): None}, by which Python would be asked for a hash
+    deep = b"\x80\x02}" + b")" + b"\x85" * 1000 + b"Ns."
+
+    def deepen(archive, name, content):
+        archive.writestr(name, deep if name.endswith("data.pkl") else content)
+
+    rewrite(tmp_path / "good.pth", tmp_path / "x.pth", deepen)
+    with pytest.raises(UserError, match="tuples are nested more than 64 deep"):
+        load_official(tmp_path / "x.pth")
+
+
+def test_numbers_of_numpy_without_their_bytes_are_refused(tmp_path):
+    """numpy would allocate a gigabyte for a name of a few characters."""
+    scalar = np.float64(0).__reduce__()[0]
+    torch.save({"w": torch.ones(2), "more": Calls(scalar, Calls(np.dtype, "V1000000000"))}, tmp_path / "x.pth")
+    with pytest.raises(UserError, match="without its bytes"):
+        load_official(tmp_path / "x.pth")
+
+
+def test_a_list_of_entries_in_another_place_is_refused(tmp_path):
+    """zipfile reads the list before the end of the file, and torch the one that the end points to."""
+    torch.save({"w": torch.zeros(4)}, tmp_path / "good.pth")
+    content = bytearray((tmp_path / "good.pth").read_bytes())
+    place = content.rindex(b"PK\5\6") + 16
+    content[place : place + 4] = (int.from_bytes(content[place : place + 4], "little") - 64).to_bytes(4, "little")
+    locator = content.rfind(b"PK\6\6")
+    if locator >= 0:
+        at = slice(locator + 48, locator + 56)
+        content[at] = (int.from_bytes(content[at], "little") - 64).to_bytes(8, "little")
+    (tmp_path / "other.pth").write_bytes(content)
+    with pytest.raises(UserError, match="its list of entries is not at its end"):
+        load_official(tmp_path / "other.pth")
+
+
+def test_complex_weights_are_no_weights(tmp_path):
+    torch.save({"w": torch.tensor([complex("nan")])}, tmp_path / "x.pth")
+    with pytest.raises(UserError, match=r"asks to run torch\.Complex"):
+        load_official(tmp_path / "x.pth")

@@ -6,6 +6,7 @@ Each function draws one from a seeded generator and returns it with a few words 
 import io
 import json
 import pickle
+import re
 import struct
 import tarfile
 import zipfile
@@ -406,10 +407,18 @@ def odd_zip(random: Random, sound: bytes) -> Described:
         "an empty archive": lambda: _zip({}, zipfile.ZIP_STORED),
         "no weights": lambda: _zip({k: v for k, v in entries.items() if "/data/" not in k}, zipfile.ZIP_STORED),
         "short weights": lambda: _zip({k: v[:3] if "/data/" in k else v for k, v in entries.items()}, 0),
-        "an encrypted entry": lambda: sound.replace(b"PK\x01\x02\x00\x00\x00\x00\x00\x00", b"PK\x01\x02\0\0\0\0\x01\0"),
+        "an encrypted entry": lambda: _encrypted(sound),
     }
     what = random.choice(list(bad))
     return what, bad[what]()
+
+
+def _encrypted(sound: bytes) -> bytes:
+    """Return the archive with a flag at each entry that says that it is encrypted."""
+    content = bytearray(sound)
+    for entry in re.finditer(b"PK\x01\x02", sound):
+        content[entry.start() + 8] |= 1
+    return bytes(content)
 
 
 def _zip(entries: dict[str, bytes], compression: int) -> bytes:

@@ -2,14 +2,18 @@
 
 import difflib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import timm
+import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from softline.backbones import MODEL_NAMES
 from softline.errors import UserError
@@ -17,6 +21,7 @@ from softline.files import read_bytes
 from softline.plain import check_entries, check_plain, read_json
 from softline.weights.reading import load_official
 
+T = TypeVar("T", bound=nn.Module)
 # arguments of timm.create_model, and of the functions that it calls, which name files to read or addresses to fetch
 SOURCE_OPTIONS = ("cache_dir", "checkpoint_path", "model_name", "pretrained")
 MAX_NUMBER = 10**7
@@ -26,7 +31,7 @@ SAVED_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", 
 SAVED_CFG = {
     **{"input_size": list[int], "test_input_size": list[int], "mean": list[float], "std": list[float]},
     **{"interpolation": str, "crop_pct": float, "test_crop_pct": float, "crop_mode": str, "fixed_input_size": bool},
-    **{"num_classes": int, "label_names": list[str], "classifier": str | list[str], "first_conv": str | list[str]},
+    **{"num_classes": int, "label_names": list | dict, "classifier": str | list[str], "first_conv": str | list[str]},
     **{"pool_size": list[int] | None, "architecture": str, "tag": str},
 }
 # what a constructor may raise for an argument that it does not expect
@@ -47,31 +52,57 @@ def building(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {str(error) or type(error).__name__}") from error
 
 
-@contextmanager
-def no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Stop building a network as soon as it has more parameters than its weights have numbers.
+def build_bounded(build: Callable[[], T], weights: Mapping[str, Tensor]) -> T:
+    """Build the network of ``weights``, unless it turns out to be larger than they are.
 
-    A recipe of a few bytes can ask for a network that no memory holds, or for layers without end.
+    A description of a few bytes can ask for a network that no memory holds, or for layers without end. It is built
+    without memory first, as far as its constructors allow that.
     """
-    limit, total = sum(tensor.numel() for tensor in weights.values()), 0
+    _check_fit(build, weights)
+    with _counted(weights):
+        return build()
+
+
+def _check_fit(build: Callable[[], nn.Module], weights: Mapping[str, Tensor]) -> None:
+    with _counted(weights), _unless_unable(), torch.device("meta"):
+        build()
+
+
+@contextmanager
+def _unless_unable() -> Iterator[None]:
+    """Give up quietly where a constructor needs the numbers of a tensor, or fails, which it will again with memory."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (NotImplementedError, *UNBUILDABLE):
+        pass
+
+
+@contextmanager
+def _counted(weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Stop as soon as a network has more parameters, or far more buffers, than its weights have numbers."""
+    numbers = sum(tensor.numel() for tensor in weights.values())
+    # layers that share a parameter, and classifiers that are replaced, count twice; masks of windows are not saved
+    left = {"parameters": 2 * numbers + 10**6, "buffers": 4 * numbers + 10**8}
     thread = threading.get_ident()
 
-    def count(module: nn.Module, name: str, parameter: Any) -> None:
-        nonlocal total
-        # the hook is for all threads
-        if threading.get_ident() == thread and parameter is not None:
-            total += parameter.numel()
-            # layers that share a parameter, and classifiers that are replaced, count twice
-            if total > 2 * limit + 10**6:
-                raise UserError(
-                    f"its description is that of a network of more than the {limit:,} numbers of its weights"
-                )
+    def count(kind: str, tensor: Any) -> None:
+        # the hooks are for all threads
+        if threading.get_ident() == thread and tensor is not None:
+            left[kind] -= tensor.numel()
+            if left[kind] < 0:
+                raise UserError(f"it describes a network with more {kind} than the {numbers:,} numbers of its weights")
 
-    handle = register_module_parameter_registration_hook(count)
+    handles = [
+        register_module_parameter_registration_hook(lambda _, __, tensor: count("parameters", tensor)),
+        register_module_buffer_registration_hook(lambda _, __, tensor: count("buffers", tensor)),
+    ]
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def set_image_size(model: nn.Module, name: str, size: int) -> None:
@@ -118,10 +149,12 @@ def create_saved(path: Path) -> nn.Module:
     if not found:
         raise UserError(f"there are no weights: expected one of {', '.join(SAVED_WEIGHTS)}")
     weights = load_official(found[0])
-    with building(f"{name} cannot be built from its config.json and {found[0].name}"), no_larger_than(weights):
-        model: nn.Module = timm.create_model(
-            name, pretrained=True, pretrained_cfg=cfg, pretrained_cfg_overlay={"state_dict": weights}, **options
-        )
+    with building(f"{name} cannot be built from its config.json and {found[0].name}"):
+        _check_fit(lambda: timm.create_model(name, pretrained_cfg=cfg, **options), weights)
+        with _counted(weights):
+            model: nn.Module = timm.create_model(
+                name, pretrained=True, pretrained_cfg=cfg, pretrained_cfg_overlay={"state_dict": weights}, **options
+            )
     # the weights are not part of the model's description
     model.pretrained_cfg.pop("state_dict", None)  # type: ignore[operator, union-attr]
     return model
@@ -140,6 +173,10 @@ def _saved_config(file: Path) -> dict[str, Any]:
     for key, length in {"input_size": 3, "test_input_size": 3}.items():
         if key in cfg and (len(cfg[key]) != length or min(cfg[key]) < 1):
             raise UserError(f"{key} in {file.name} must be {length} positive numbers, got {cfg[key]}")
+    if isinstance(names := cfg.get("label_names"), dict):
+        # of classes with gaps between them
+        names = [names.get(str(index), index) for index in range(cfg.get("num_classes", 0))]
+    cfg |= {} if names is None else {"label_names": list(map(str, names))}
     check_entries(config, {"model_args": dict} if "model_args" in config else {}, file.name)
     return {**config, "pretrained_cfg": cfg}
 

@@ -17,7 +17,7 @@ from softline.checks import check_option
 from softline.engine.recipe import Recipe
 from softline.engine.task import TASKS
 from softline.errors import UserError
-from softline.plain import check_plain, read_yaml
+from softline.plain import check_plain, read_yaml, short
 
 
 def list_recipes() -> list[str]:
@@ -106,7 +106,7 @@ def check_recipe_name(name: str) -> None:
 def _parse(text: str, where: str) -> dict[str, Any]:
     content = read_yaml(text, where)
     if not isinstance(content, dict):
-        raise UserError(f"{where} must hold keys and values, such as 'task: classification', got {content!r}")
+        raise UserError(f"{where} must hold keys and values, such as 'task: classification', got {short(content)}")
     return content
 
 
@@ -115,7 +115,7 @@ def _resolve(content: dict[str, Any], folder: Path, chain: tuple[str, ...]) -> d
     if base is None:
         return content
     if not isinstance(base, str):
-        raise UserError(f"{chain[-1]}: base must be the name of a recipe or a .yaml file, got {base!r}")
+        raise UserError(f"{chain[-1]}: base must be the name of a recipe or a .yaml file, got {short(base)}")
     if base.endswith((".yaml", ".yml")):
         base = os.path.normpath(folder / base)
     return merge(_content(base, chain), content)
@@ -168,7 +168,7 @@ def _check_keys(content: dict[str, Any], kind: type[Any], prefix: str = "") -> N
         if section is None or (value is None and section is not fields[key].type):
             continue
         if not isinstance(value, dict):
-            raise UserError(f"{prefix}{key} must hold keys and values, got {value!r}")
+            raise UserError(f"{prefix}{key} must hold keys and values, got {short(value)}")
         _check_keys(value, section, f"{prefix}{key}.")
 
 

@@ -203,7 +203,7 @@ class Recipe:
 def check_drop_rates(name: str, options: Mapping[str, Any]) -> None:
     """Check the options of a network that are probabilities, which not every network does itself."""
     for key, value in options.items():
-        if DROP_RATE.search(str(key)) and isinstance(value, int | float):
+        if DROP_RATE.search(str(key)) and isinstance(value, int | float) and not isinstance(value, bool):
             check_range(f"{name}.{key}", value, 0, 1, open_high=True)
 
 

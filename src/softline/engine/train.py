@@ -49,6 +49,8 @@ from softline.weights.renaming import check_keys
 STOPPING = ("SIGTERM", "SIGINT")
 # a signal to the whole group may be passed on by a launcher too, and then counts once
 SECONDS_OF_ONE_SIGNAL = 1.0
+# states of optimizers that have the shape of their parameter
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 # a loss scale below which float16 gradients have no range left
 SMALLEST_SCALE = 2.0**-10
 
@@ -404,17 +406,43 @@ class Trainer:
             raise UserError(f"{path} was trained by another recipe, which differs in {', '.join(changed)}")
         if content["facts"] != self.task.facts():
             raise UserError(f"{path} was trained on other classes than the data has now")
+        self._check_state(content, path)
         if not distributed.is_sharded(self.model):
             check_keys(self.model, content["state_dict"], f"{self.recipe.model.name} ({path})")
         distributed.spread_model(self.model, content["state_dict"])
         if self.ema is not None:
             distributed.spread_model(self.ema.module, content["state_dict_ema"])
-        distributed.spread_optimizer(self.model, self.optimizer.optimizer, content["optimizer"])
+        try:
+            distributed.spread_optimizer(self.model, self.optimizer.optimizer, content["optimizer"])
+        except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{path} does not fit this run: its state of the optimizer is another's: {error}"
+            ) from error
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(content["scaler"])
         self.step = self.saved_step = content["step"]
         self.evaluation, self.best = content["metrics"], content["best"]
         self.evaluated_step = content["evaluated_step"]
+
+    def _check_state(self, content: dict[str, Any], path: Path) -> None:
+        """Check what a checkpoint says about the run, beside its weights."""
+        misfits = {
+            f"step {content['step']} of {self.total}": not 0 <= content["step"] <= self.total,
+            f"no {self.task.monitor} in best": bool(content["best"]) and self.task.monitor not in content["best"],
+            "no averaged weights": self.ema is not None and content["state_dict_ema"] is None,
+            "no loss scale": self.accelerator.scaler is not None and content["scaler"] is None,
+        }
+        for misfit, found in misfits.items():
+            if found:
+                raise UserError(f"{path} does not fit this run: it has {misfit}")
+        shapes = {name: value.shape for name, value in content["state_dict"].items()}
+        for name, moments in content["optimizer"].get("state", {}).items():
+            for kind in MOMENTS:
+                moment = moments.get(kind) if isinstance(moments, dict) else None
+                if isinstance(moment, Tensor) and moment.shape != shapes.get(name, moment.shape):
+                    raise UserError(
+                        f"{path} does not fit this run: {kind} of {name} has the shape {tuple(moment.shape)}"
+                    )
 
     # setting up
 

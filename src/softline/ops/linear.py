@@ -27,7 +27,9 @@ from softline.ops.inputs import (
 
 def _elu_plus_one(x: Tensor) -> Tensor:
     """elu(x) + 1; for negative x it is exp(x), which the sum of -1 + exp(x) and 1 would round to 0 from -17 on."""
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+    positive = F.relu(x)
+    # x - positive is min(x, 0), with the gradient 1 at 0
+    return positive + (x - positive).exp()
 
 
 FEATURE_MAPS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(

@@ -6,7 +6,7 @@ and never a place from which something could be fetched.
 
 from pathlib import Path
 
-from softline.backbones.creation import no_larger_than
+from softline.backbones.creation import build_bounded
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.reading import read_recipe
 from softline.engine.task import definition_of
@@ -38,8 +38,7 @@ def _load_checkpoint(path: Path) -> Trained:
     weights = content["state_dict"] if content["state_dict_ema"] is None else content["state_dict_ema"]
     try:
         definition.check_facts(facts)
-        with no_larger_than(weights):
-            model = definition.network(recipe, facts)
+        model = build_bounded(lambda: definition.network(recipe, facts), weights)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     check_keys(model, weights, f"{recipe.model.name} ({path})")

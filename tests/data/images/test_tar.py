@@ -1,5 +1,7 @@
 import io
 import re
+import shutil
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -223,3 +225,17 @@ def test_the_end_marker_can_be_checked_alone(write):
     for length in (0, 100, len(whole) - BLOCK, len(whole) - 2 * BLOCK):
         with pytest.raises(UserError, match=r"set\.tar must be a complete \.tar file: it has no end marker"):
             check_end(str(write(whole[:length])))
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="needs tar")
+def test_incremental_archives_of_gnu_tar_have_all_images(tmp_path):
+    """Their headers have times where others have the beginning of a name."""
+    for name in ("a/1.png", "a/2.png", "b/3.png"):
+        (tmp_path / "train" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "train" / name).write_bytes(b"image")
+    version = subprocess.run(["tar", "--version"], capture_output=True, text=True, check=True).stdout
+    if "GNU" not in version:
+        pytest.skip("needs GNU tar")
+    subprocess.run(["tar", "-g", "list", "-cf", "x.tar", "train"], cwd=tmp_path, check=True)
+    entries, _ = read_tar(str(tmp_path / "x.tar"), lambda name: name.endswith(".png"))
+    assert sorted("/".join(entry.parts) for entry in entries) == ["train/a/1.png", "train/a/2.png", "train/b/3.png"]

@@ -14,6 +14,8 @@ from softline.data.reading import misplaced
 from softline.errors import UserError
 from softline.files import open_regular
 
+# the names in a folder, in an incremental archive of GNU tar
+FOLDER_LIST = b"D"
 BLOCK = tarfile.BLOCKSIZE
 MAX_DEPTH = 3
 """Number of archives that may be inside each other: a dataset, a split and a class."""
@@ -86,7 +88,7 @@ class _Archive:
             name = header.name.rstrip("/").rpartition("/")[2]
             if place > end:
                 self.refuse(folder, f"{_quote(header.name)} claims {header.size:,} bytes, more than are left")
-            if header.isdir() or name.startswith("."):
+            if header.isdir() or header.type == FOLDER_LIST or name.startswith("."):
                 continue
             if name.endswith(COMPRESSED):
                 self.refuse(folder, f"{_quote(header.name)} is compressed")
@@ -169,6 +171,9 @@ class _Headers:
             header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
             self._refuse(f"the header {where} is damaged ({error})" if count else f"its first header is none ({error})")
+        if block[257:265] == tarfile.GNU_MAGIC:
+            # in this format, times lie where ustar has the beginning of a name
+            header.name = block[:100].split(b"\0", 1)[0].decode("utf-8", "surrogateescape").rstrip("/")
         if header.size < 0:
             self._refuse(f"{_quote(header.name)} claims {header.size:,} bytes")
         return header
