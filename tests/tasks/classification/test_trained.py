@@ -5,6 +5,8 @@ from timm.models import save_for_hf
 
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.train import train
+from softline.errors import UserError
+from softline.tasks.classification.task import Classification
 from softline.tasks.loading import load_trained
 from tests.engine.small import evaluated, small_recipe, write_images
 
@@ -95,3 +97,12 @@ def test_sizes_do_not_influence_each_other(root):
     [(_, alone)] = evaluated(trained, f"{root}/data", sizes=[16])
     [_, (_, after)] = evaluated(trained, f"{root}/data", sizes=[40, 16])
     assert after.metrics == alone.metrics
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_labels_without_a_class_are_named(label):
+    """As shards may have them, which name no classes."""
+    task = Classification(torch.nn.Identity(), ["dark", "light"])
+    assert task.collate([(torch.zeros(3), 1)])[1].tolist() == [1]
+    with pytest.raises(UserError, match=rf"labels must be from 0 to 1, one for each class, got {label}"):
+        task.collate([(torch.zeros(3), 0), (torch.zeros(3), label)])

@@ -41,6 +41,9 @@ class Classification:
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def collate(self, samples: Sequence[tuple[Tensor, int]]) -> list[Tensor]:
+        for _, label in samples:
+            if not 0 <= label < len(self.classes):
+                raise UserError(f"labels must be from 0 to {len(self.classes) - 1}, one for each class, got {label}")
         batch: list[Tensor] = default_collate(list(samples))
         return batch
 
