@@ -104,7 +104,7 @@ def test_options_of_a_task_are_passed_on_as_yaml(thing):
         (["evaluate", "x.pt", "--sizes", "32"], "--sizes has no meaning for a thing, which takes --split, --flip"),
         (["evaluate", "x.pt", "--skip-corrupt"], "--skip-corrupt has no meaning for a thing"),
         (["evaluate", "x.pt", "--test-time-flip", "2"], "--test-time-flip has no meaning for a thing"),
-        (["evaluate", "x.pt", "--temperature", "[1"], "--temperature must be YAML, got '[1'"),
+        (["evaluate", "x.pt", "--temperature", "[1"], "--temperature '[1' is not YAML: "),
         (
             ["predict", "x.pt", "a.png", "--top", "3", "--out", "y"],
             "--top has no meaning for a thing, which takes --flip",

@@ -345,7 +345,7 @@ def test_frozen_batch_norms_keep_their_numbers_in_training():
         ("detection", "--head.name=yolo", r"head\.name"),
         ("segmentation", "--data.classes=null", r"needs data\.classes"),
         ("segmentation", "--data.crop=[0, 8]", r"data\.crop must be at least 1, got 0"),
-        ("segmentation", "--data.scale=[2, 1]", r"0 < low <= high, got \(2\.0, 1\.0\)"),
+        ("segmentation", "--data.scale=[2, 1]", r"data\.scale \(second\) must be at least 2, got 1\.0"),
         ("segmentation", "--data.kernel=2", r"unknown key data\.kernel"),
         (
             "segmentation",

@@ -94,12 +94,12 @@ def _evaluate(options: argparse.Namespace) -> None:
     check_integer("--workers", options.workers, 0)
 
     from softline.engine import distributed
-    from softline.engine.machine import check_input_memory, check_workers
+    from softline.engine.machine import check_input_memory, check_loaders
     from softline.engine.trained import Evaluator, check_options
     from softline.measure.environment import environment
     from softline.tasks.loading import load_trained
 
-    check_workers("--workers", options.workers)
+    check_loaders("--workers", options.workers)
     for size in options.sizes or []:
         check_integer("--sizes", size, 1)
         check_input_memory(f"--sizes {size}", options.batch_size or 1, (CHANNELS, size, size))

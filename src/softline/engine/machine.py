@@ -30,7 +30,14 @@ def check_workers(name: str, workers: int) -> None:
             f"{name} must be at most {MOST_WORKERS * cores}, {MOST_WORKERS} for each of the {cores} cores of this "
             f"machine, got {workers}"
         )
-    # the processes of torch talk through sockets there, and wait for ever if the name is too long for one
+
+
+def check_loaders(name: str, workers: int) -> None:
+    """Check a number of loading processes.
+
+    They talk through sockets in the directory for temporary files, and wait for ever if its name is too long for one.
+    """
+    check_workers(name, workers)
     folder = tempfile.gettempdir()
     if workers and len(folder) > MOST_OF_TMPDIR:
         raise UserError(

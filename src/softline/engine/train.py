@@ -34,7 +34,7 @@ from softline.engine.events import (
     TensorBoard,
 )
 from softline.engine.loading import steps_per_epoch, train_batches
-from softline.engine.machine import check_workers, naming_memory
+from softline.engine.machine import check_loaders, naming_memory
 from softline.engine.nonfinite import NonFiniteError, first_nonfinite, first_nonfinite_gradient
 from softline.engine.optimizer import check_optimizer, create_optimizer, create_schedule, total_steps
 from softline.engine.reading import differing_keys, dump_recipe, read_recipe, to_dict
@@ -87,7 +87,7 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
 
 def check_before_training(recipe: Recipe) -> None:
     """Check what depends on the machine and on timm, before any data is read."""
-    check_workers("workers", recipe.workers)
+    check_loaders("workers", recipe.workers)
     check_optimizer(recipe.optimizer, with_step=distributed.is_on_cpu(recipe.device))
 
 
