@@ -5,6 +5,8 @@ import math
 import pytest
 import timm
 import torch
+import torchvision
+from packaging.version import Version
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models.detection import (
@@ -283,6 +285,8 @@ def test_masks_are_pasted_as_torchvision_pastes_them(count):
 
 @pytest.mark.parametrize("build", BUILDERS)
 def test_a_higher_threshold_finds_the_surest_of_the_same_objects(build):
+    if build is retinanet and Version(torchvision.__version__) < Version("0.26"):
+        pytest.skip("RetinaNet of torchvision 0.25 finds some other boxes with a higher threshold")
     detector = small(build, score_threshold=0.0, detections_per_image=20).eval()
     image = photo(100, 150)
     with torch.no_grad():
