@@ -112,6 +112,16 @@ def test_plain_values_are_numbers_texts_lists_and_dictionaries():
             check_plain([value], "x")
 
 
+def test_other_types_are_found_within_the_same_bounds():
+    """A checkpoint of a few bytes can share a list a thousand times at each of eight levels."""
+    assert check_plain({"a": [b"x", 1, (b"y",)]}, "x", beside=(bytes,)) == [b"y", b"x"]
+    shared: list[object] = [b"x"] * 1000
+    for _ in range(7):
+        shared = [shared] * 1000
+    with pytest.raises(UserError, match="more than 1,000,000 values"):
+        check_plain(shared, "x", beside=(bytes,))
+
+
 def test_entries_are_checked_by_kind():
     kinds = {"a": int, "b": float | None, "c": list[str], "d": dict[str, float]}
     good = {"a": 1, "b": None, "c": ["x"], "d": {"y": 1}}

@@ -88,25 +88,28 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def check_plain(value: Any, where: str) -> None:
+def check_plain(value: Any, where: str, *, beside: tuple[type, ...] = ()) -> list[Any]:
     """Raise UserError unless ``value`` consists of numbers, texts, lists and dictionaries, not too many nor too deep.
 
     A value that several lists share counts for each of them, as it does for everything that walks through it.
+
+    beside: further types that it may hold; values of these are returned.
     """
     left, values, letters = [(value, 0)], 0, 0
+    found: list[Any] = []
     while left:
         item, depth = left.pop()
         values += 1
         letters += len(item) if isinstance(item, str) else 0
-        limits = {
-            f"nested more than {MAX_DEPTH} deep": depth > MAX_DEPTH,
-            f"more than {MAX_VALUES:,} values": values > MAX_VALUES,
-            f"more than {MAX_LETTERS:,} characters": letters > MAX_LETTERS,
-        }
-        for limit, exceeded in limits.items():
-            if exceeded:
-                raise UserError(f"{where} is out of proportion: {limit}")
-        if isinstance(item, dict):
+        if depth > MAX_DEPTH:
+            raise UserError(f"{where} is out of proportion: nested more than {MAX_DEPTH} deep")
+        if values > MAX_VALUES:
+            raise UserError(f"{where} is out of proportion: more than {MAX_VALUES:,} values")
+        if letters > MAX_LETTERS:
+            raise UserError(f"{where} is out of proportion: more than {MAX_LETTERS:,} characters")
+        if isinstance(item, beside):
+            found.append(item)
+        elif isinstance(item, dict):
             left += [(key, depth + 1) for key in item]
             left += [(inner, depth + 1) for inner in item.values()]
         elif isinstance(item, list | tuple):
@@ -115,6 +118,7 @@ def check_plain(value: Any, where: str) -> None:
             raise UserError(f"{where} holds a whole number of {item.bit_length():,} bits, more than {MAX_BITS}")
         elif not isinstance(item, int | float | str | None):
             raise UserError(f"{where} must hold numbers, texts, lists and dictionaries, got a {type(item).__name__}")
+    return found
 
 
 def check_entries(content: Any, kinds: Mapping[str, Any], where: str) -> None:

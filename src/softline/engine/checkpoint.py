@@ -68,28 +68,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         check_plain(content[name], f"{name} in {path}")
     for name in WEIGHTS:
         check_tensors(content[name] or {}, f"{name} in {path}")
-    check_tensors(_tensors(content["optimizer"], f"optimizer in {path}"), f"optimizer in {path}")
+    tensors = check_plain(content["optimizer"], f"optimizer in {path}", beside=(Tensor,))
+    check_tensors({f"tensor {index}": tensor for index, tensor in enumerate(tensors)}, f"optimizer in {path}")
     return content
-
-
-def _tensors(content: Any, where: str) -> dict[str, Tensor]:
-    """Return the tensors in dictionaries and lists, of which the rest must be plain."""
-    found: dict[str, Tensor] = {}
-
-    def without(value: Any, name: str, depth: int) -> Any:
-        if isinstance(value, Tensor):
-            found[name or "a tensor"] = value
-            return None
-        if depth > 8:
-            raise UserError(f"{where} is nested too deeply")
-        if isinstance(value, dict):
-            return {key: without(item, f"{name}.{key}".lstrip("."), depth + 1) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [without(item, f"{name}.{index}", depth + 1) for index, item in enumerate(value)]
-        return value
-
-    check_plain(without(content, "", 0), where)
-    return found
 
 
 def check_finite(content: dict[str, Any]) -> None:
