@@ -19,6 +19,7 @@ LEVELS = [
     ["checkpoints", "heads", "data"],
     ["engine"],
     ["tasks"],
+    ["deploy"],
     ["plotting"],
     ["measure"],
     ["experiments"],

@@ -26,6 +26,7 @@ from softline.engine.task import TASKS
 from softline.experiments.presets import PRESETS, load_preset
 from softline.layers.landmarks import create_landmarks
 from softline.ops import soft_attention
+from tests.documented_run import write_documented_run
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -327,8 +328,14 @@ def install_example(folder: Path, page: Path) -> None:
     (information / "entry_points.txt").write_text("\n".join(lines))
 
 
-@pytest.mark.parametrize("name", ["index.md", "models.md", "attentions/index.md", "see/hooks.md"])
-def test_the_code_of_a_page_runs(name):
+@pytest.fixture(scope="module")
+def documented_run(tmp_path_factory):
+    return write_documented_run(tmp_path_factory.mktemp("documented"))
+
+
+@pytest.mark.parametrize("name", ["index.md", "training.md", "models.md", "attentions/index.md", "see/hooks.md"])
+def test_the_code_of_a_page_runs(name, documented_run, monkeypatch):
+    monkeypatch.chdir(documented_run)
     code = blocks(ROOT / "docs" / name, "python")
     assert code
     # the blocks of a page build on each other

@@ -25,7 +25,7 @@ import sys
 sys.modules["timm"] = None
 import softline
 assert softline.__version__
-assert {"ATTENTIONS", "create_attention", "backbones", "ops", "measure"} <= set(dir(softline))
+assert {"ATTENTIONS", "create_attention", "load", "build", "backbones", "ops", "measure"} <= set(dir(softline))
 assert not hasattr(softline, "nothing")
 print(sorted({"torch", "numpy", "PIL", "yaml"} & set(sys.modules)))
 try:

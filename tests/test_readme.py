@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.documented_run import write_documented_run
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -20,10 +22,14 @@ def test_the_first_screen_has_commands_example_picture_and_table():
     assert commands < example < picture < table < README.index("\n## ")
 
 
-def test_it_has_one_example_of_ten_lines_that_runs():
-    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(example.splitlines()) <= 10
-    exec(compile(example, "README.md", "exec"), {})
+def test_its_examples_of_ten_and_three_lines_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(write_documented_run(tmp_path))
+    examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert [len(example.splitlines()) <= most for example, most in zip(examples, (10, 3), strict=True)] == [True, True]
+    names = {}
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), names)
+    assert names["result"].name == "shoe.png"
 
 
 def test_it_has_one_picture_and_one_speed_table():

@@ -93,9 +93,7 @@ def find(root: Path, name: str, epochs: int, photograph: str) -> Image.Image:
 
 
 def draw(checkpoint: str, image: Path) -> Image.Image:
-    trained = load_trained(checkpoint)
-    (drawn,) = trained.predict([str(image)])
-    return drawn.images[""]
+    return load_trained(checkpoint).predict(image).draw()
 
 
 def side_by_side(*images: Image.Image) -> Image.Image:

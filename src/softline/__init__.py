@@ -15,13 +15,20 @@ if TYPE_CHECKING:
 
     from softline import backbones
     from softline.attention import ATTENTIONS, create_attention
+    from softline.deploy.loading import load
+    from softline.tasks.building import build
 
-__all__ = ["ATTENTIONS", "__version__", "backbones", "create_attention"]
+__all__ = ["ATTENTIONS", "__version__", "backbones", "build", "create_attention", "load"]
 
 __version__ = "0.1.0"
 
 # public names and the modules that define them, imported on first use
-_LAZY = {"ATTENTIONS": "softline.attention", "create_attention": "softline.attention"}
+_LAZY = {
+    "ATTENTIONS": "softline.attention",
+    "build": "softline.tasks.building",
+    "create_attention": "softline.attention",
+    "load": "softline.deploy.loading",
+}
 
 
 if not TYPE_CHECKING:

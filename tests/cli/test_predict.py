@@ -1,8 +1,10 @@
 import json
+import re
 
 import pytest
 from PIL import Image
 
+import softline
 from softline.cli import main
 from softline.engine.train import train
 from tests.engine.small import small_recipe, write_images
@@ -51,16 +53,30 @@ def test_top_limits_the_classes(trained, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+def test_classifiers_draw_bars_beside_the_images(trained, tmp_path, capsys):
+    images = [str(trained / f"data/val/{name}.png") for name in ("dark/000", "light/001", "dark/002")]
+    arguments = ["predict", str(trained / "run/best.pt"), *images]
+    assert main(arguments) == 0
+    alone = capsys.readouterr().out
+    assert main([*arguments, "--batch-size", "2", "--out", str(tmp_path / "drawn")]) == 0
+    drawn = [tmp_path / "drawn" / name for name in ("000.png", "001.png", "002.png")]
+    assert capsys.readouterr().out == re.sub("(val/.*/(.*png))", rf"\1 -> {tmp_path}/drawn/\2", alone)
+    model = softline.load(trained / "run/best.pt")
+    for image, path in zip(images, drawn, strict=True):
+        with Image.open(path) as picture:
+            assert picture.size == model.predict(image).draw().size
+
+
 def test_mistakes_end_in_a_message(trained, tmp_path, capsys):
     (tmp_path / "broken.png").write_bytes((trained / "data/val/dark/000.png").read_bytes()[:100])
     messages = {
         tmp_path / "broken.png": "broken.png cannot be decoded (image file is truncated)",
-        tmp_path / "missing.png": "no such image",
-        tmp_path: f"{tmp_path} is a directory: name image files",
+        tmp_path / "missing.png": "no such file",
+        tmp_path: f"{tmp_path} is a directory: name files",
     }
     for image, message in messages.items():
         assert main(["predict", str(trained / "run/best.pt"), str(image)]) == 2
         assert message in capsys.readouterr().err
     image = str(trained / "data/val/dark/000.png")
     assert main(["predict", str(trained / "run/best.pt"), image, "--top", "0"]) == 2
-    assert "--top must be at least 1, got 0" in capsys.readouterr().err
+    assert "top must be at least 1, got 0" in capsys.readouterr().err

@@ -1,6 +1,8 @@
 """evaluate and predict with a task that softline does not know: its options, its metrics, its drawings."""
 
 import json
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,10 +10,27 @@ from PIL import Image
 
 from softline.cli import main
 from softline.engine.evaluate import Evaluation
-from softline.engine.trained import Measured, Prediction, Trained
+from softline.engine.trained import Measured, Result, Trained
 
 METRICS = {"AP": 0.5, "AP50": 0.75, "AP75": 0.25, "AP_small": -1.0, "AR": 0.6}
 CLASSES = [{"name": "brick", "iou": 0.5, "pixels": 1234}, {"name": "leaf", "iou": None, "pixels": 0}]
+
+
+@dataclass(frozen=True)
+class Things(Result):
+    name: str
+
+    def __str__(self):
+        return "one object"
+
+    def to_dict(self):
+        return {"objects": [1]}
+
+    def draw(self):
+        return Image.new("RGB", (4, 4))
+
+    def drawings(self):
+        return {"": self.draw(), "_mask": self.draw()}
 
 
 class Thing(Trained):
@@ -34,11 +53,10 @@ class Thing(Trained):
         yield Measured({"source": data}, Evaluation({"mIoU": 0.5}, 3, 1.0, {"classes": CLASSES}))
         yield Measured({"source": data}, Evaluation(METRICS, 1000, 7.5, {}))
 
-    def predict(self, paths, *, flip=False):
+    def predict(self, inputs, *, flip=False):
         self.asked = {"flip": flip}
-        for path in paths:
-            drawn = Image.new("RGB", (4, 4))
-            yield Prediction(path, {"objects": [1]}, "one object", {"": drawn, "_mask": drawn})
+        assert all(isinstance(path, Path) for path in inputs)
+        return [Things(str(path)) for path in inputs]
 
 
 @pytest.fixture
@@ -109,11 +127,12 @@ def test_options_of_a_task_are_passed_on_as_yaml(thing):
             ["predict", "x.pt", "a.png", "--top", "3", "--out", "y"],
             "--top has no meaning for a thing, which takes --flip",
         ),
-        (["predict", "x.pt", "a.png"], "a thing draws on the images: name a directory for the drawings with --out DIR"),
-        (["predict", "x.pt", "one/a.png", "two/a.jpg", "--out", "y"], "several images would be drawn to a.png"),
-        (["predict", "x.pt", "a.png", "a_mask.png", "--out", "y"], "several images would be drawn to a_mask.png"),
-        (["predict", "x.pt", "a.png", "--out", "."], "a.png is one of the images and would be overwritten"),
-        (["predict", "x.pt", "none.png", "--out", "y"], "no such image: none.png"),
+        (["predict", "x.pt", "a.png", "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+        (["predict", "x.pt", "a.png", "--batch-size", "2"], "--batch-size has no meaning for a thing"),
+        (["predict", "x.pt", "one/a.png", "two/a.jpg", "--out", "y"], "several files would be drawn to a.png"),
+        (["predict", "x.pt", "a.png", "a_mask.png", "--out", "y"], "several files would be drawn to a_mask.png"),
+        (["predict", "x.pt", "a.png", "--out", "."], "a.png is one of the files and would be overwritten"),
+        (["predict", "x.pt", "none.png", "--out", "y"], "no such file: none.png"),
     ],
 )
 def test_mistakes_end_in_a_message(thing, arguments, message, capsys, tmp_path, monkeypatch):
@@ -128,24 +147,24 @@ def test_mistakes_end_in_a_message(thing, arguments, message, capsys, tmp_path, 
 def test_drawings_are_files_with_their_suffixes(thing, images, capsys, tmp_path):
     out, path = tmp_path / "drawn", tmp_path / "found.json"
     assert main(["predict", "x.pt", *images, "--out", str(out), "--flip", "--json", str(path)]) == 0
+    assert thing.asked == {"flip": True}
     assert capsys.readouterr().out == "".join(
         f"{image} -> {out}/{name}.png: one object\n" for image, name in zip(images, "ab", strict=True)
     )
     assert sorted(file.name for file in out.iterdir()) == ["a.png", "a_mask.png", "b.png", "b_mask.png"]
     assert json.loads(path.read_text()) == [{"name": image, "objects": [1]} for image in images]
-    assert thing.asked == {"flip": True}
+    assert main(["predict", "x.pt", images[0]]) == 0
+    assert capsys.readouterr().out == f"{images[0]}: one object\n"
 
 
 def test_all_images_are_looked_for_before_the_first_is_used(thing, images, capsys, tmp_path):
     assert main(["predict", "x.pt", *images, "none.png", "--out", str(tmp_path / "drawn")]) == 2
-    assert "no such image: none.png" in capsys.readouterr().err
+    assert "no such file: none.png" in capsys.readouterr().err
     assert not (tmp_path / "drawn").exists()
     assert thing.asked is None
 
 
-def test_a_task_without_drawings_prints_what_it_finds(thing, images, capsys):
+def test_a_task_without_drawings_refuses_to_draw(thing, images, capsys):
     thing.drawings = ()
-    assert main(["predict", "x.pt", images[0]]) == 0
-    assert capsys.readouterr().out == f"{images[0]}\none object\n"
     assert main(["predict", "x.pt", images[0], "--out", "y"]) == 2
     assert "--out has no meaning for a thing, which draws nothing" in capsys.readouterr().err

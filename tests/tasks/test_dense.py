@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from softline.engine.checkpoint import load_checkpoint
 from softline.engine.optimizer import create_optimizer, total_steps
 from softline.engine.reading import list_recipes, load_recipe
 from softline.engine.recipe import ModelRecipe
-from softline.engine.task import Setup, build_task, definition_of
+from softline.engine.task import Setup, build_task
 from softline.engine.train import train
 from softline.tasks.loading import load_trained
 from softline.tasks.networks import build_body, load_body
@@ -183,16 +184,6 @@ def test_unknown_options_of_a_head_are_refused(runs):
         build_task(recipe_of("segmentation", runs["segmentation"], "--head.options.wings=2"))
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_dense_recipes_build_their_heads(name):
-
-    recipe = load_recipe(name, ["--model.checkpoint=null"])
-    with torch.device("meta"):
-        model = definition_of(recipe).network(recipe, {"classes": range(10)})
-    optimizer = create_optimizer(model, recipe.optimizer, lr_scale=recipe.lr_scale)
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
-
-
 # the commands
 
 
@@ -249,7 +240,10 @@ def test_predict_draws_images_of_the_same_size_or_with_a_legend(kind, runs, tmp_
     arguments = [*images, "--out", str(tmp_path / "drawn"), "--json", str(tmp_path / "found.json")]
     score = [] if kind == "segmentation" else ["--score", "0"]
     assert main(["predict", str(runs[kind] / "run/last.pt"), *arguments, *score]) == 0
-    assert capsys.readouterr().out.count("->") == 3
+    with_pictures = capsys.readouterr().out
+    assert with_pictures.count("->") == 3
+    assert main(["predict", str(runs[kind] / "run/last.pt"), *images, "--batch-size", "2", *score]) == 0
+    assert capsys.readouterr().out == re.sub(" -> .*png:", ":", with_pictures)
     found = json.loads((tmp_path / "found.json").read_text())
     for path, prediction in zip(images, found, strict=True):
         with Image.open(path) as before, Image.open(tmp_path / "drawn" / path.split("/")[-1]) as after:
@@ -270,17 +264,18 @@ def test_predict_does_not_draw_over_the_images(runs, tmp_path, capsys):
     image.write_bytes((runs["detection"] / "coco/val/0.png").read_bytes())
     before = image.read_bytes()
     assert main(["predict", str(runs["detection"] / "run/last.pt"), str(image), "--out", str(tmp_path)]) == 2
-    assert "0.png is one of the images and would be overwritten" in capsys.readouterr().err
+    assert "0.png is one of the files and would be overwritten" in capsys.readouterr().err
     assert image.read_bytes() == before
 
 
 def test_only_sure_objects_are_drawn(runs):
     trained = load_trained(str(runs["detection"] / "run/last.pt"))
     image = str(runs["detection"] / "coco/val/0.png")
-    (drawn,) = trained.predict([image], score=0.999)
-    assert drawn.found == {"objects": []}
+    found = trained.predict(image, score=0.999)
+    assert found.to_dict() == {"name": image, "objects": []}
+    assert str(found) == "no objects"
     with Image.open(image) as before:
-        assert drawn.images[""].tobytes() == before.tobytes()
+        assert found.draw().tobytes() == before.tobytes()
 
 
 def test_the_score_asked_for_counts_not_the_one_trained_with(runs):
@@ -289,10 +284,10 @@ def test_the_score_asked_for_counts_not_the_one_trained_with(runs):
     image = str(runs["detection"] / "coco/val/0.png")
 
     def scores(least):
-        (drawn,) = trained.predict([image], score=least)
-        return [each["score"] for each in drawn.found["objects"]]
+        return trained.predict(image, score=least).scores.tolist()
 
     every = scores(0.0)
+    assert trained.model.score_threshold == 0.999
     middle = sorted(every)[len(every) // 2]
     assert scores(middle) == [score for score in every if score > middle] != []
 
@@ -300,15 +295,18 @@ def test_the_score_asked_for_counts_not_the_one_trained_with(runs):
 @pytest.mark.parametrize(
     ("kind", "arguments", "message"),
     [
-        ("detection", [], "name a directory for the drawings with --out DIR"),
-        ("detection", ["--out", "OUT", "--top", "3"], "--top has no meaning for a detector, which takes --score"),
+        (
+            "detection",
+            ["--out", "OUT", "--top", "3"],
+            "--top has no meaning for a detector, which takes --score, --batch-size",
+        ),
         (
             "segmentation",
             ["--out", "OUT", "--score", "0.5"],
-            "--score has no meaning for a segmenter, which takes none",
+            "--score has no meaning for a segmenter, which takes --batch-size",
         ),
-        ("detection", ["--out", "OUT", "--score", "2"], "--score must be at least 0 and below 1, got 2.0"),
-        ("detection", ["IMAGE", "--out", "OUT"], "several images would be drawn to 0.png"),
+        ("detection", ["--out", "OUT", "--score", "2"], "score must be at least 0 and below 1, got 2.0"),
+        ("detection", ["IMAGE", "--out", "OUT"], "several files would be drawn to 0.png"),
     ],
 )
 def test_mistakes_in_predict_end_in_a_message(kind, arguments, message, runs, tmp_path, capsys):

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
+import softline
 from softline.engine.train import train
 from softline.errors import UserError
 from softline.tasks.loading import load_trained
@@ -56,6 +57,9 @@ ENTRIES = (
 
 def test_the_checkpoint_itself_loads(run):
     assert load_trained(str(run)).classes == ("dark", "light")
+    for source in (run, str(run)):
+        trained = softline.load(source)
+        assert (trained.task, trained.name, trained.classes) == ("classification", "softpp_micro", ("dark", "light"))
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -163,7 +167,7 @@ def edit(directory, **changes):
 @pytest.mark.parametrize("prefix", ["", "local-dir:"])
 def test_a_saved_model_comes_back(saved, prefix):
     directory, model = saved
-    trained = load_trained(f"{prefix}{directory}")
+    trained = softline.load(f"{prefix}{directory}")
     assert trained.classes == ("a", "b", "c")
     assert trained.name == "softpp_micro"
     images = torch.randn(2, 3, 64, 64)

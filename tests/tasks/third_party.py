@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torchmetrics.classification import BinaryAccuracy
 
 from softline.engine.recipe import Recipe
 from softline.engine.task import Loss, Setup, TaskDefinition
-from softline.engine.trained import Evaluator, Measured, Prediction, Trained
+from softline.engine.trained import Evaluator, Measured, Result, Trained
 from softline.errors import UserError
 
 
@@ -68,6 +67,18 @@ class Parity:
         return {"classes": ["even", "odd"]}
 
 
+@dataclass(frozen=True)
+class FoundParity(Result):
+    parity: str
+    name: str | None = None
+
+    def __str__(self) -> str:
+        return f"  {self.parity}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "parity": self.parity}
+
+
 class TrainedParity(Trained):
     kind = "a judge of parity"
     recipe: ParityRecipe
@@ -76,11 +87,12 @@ class TrainedParity(Trained):
         chosen = highest or self.recipe.data.highest
         yield Measured({"highest": chosen}, evaluator.run(Parity(self.model, chosen), batch_size=16))
 
-    def predict(self, paths: Sequence[str]) -> Iterator[Prediction]:
-        for path in paths:
-            number = torch.tensor([int(Path(path).read_text())])
-            name = self.classes[int(self.model(bits(number, 8).to(self.device))[0, 0] > 0)]
-            yield Prediction(path, {"parity": name}, f"  {name}")
+    def predict(self, inputs: Any, *, batch_size: int = 32) -> Any:
+        if isinstance(inputs, list):
+            return [self.predict(each) for each in inputs]
+        number = torch.tensor([int(inputs.read_text())])
+        name = self.classes[int(self.model(bits(number, 8).to(self.device))[0, 0] > 0)]
+        return FoundParity(name, str(inputs))
 
 
 class ParityDefinition(TaskDefinition[ParityRecipe]):

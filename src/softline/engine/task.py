@@ -107,6 +107,16 @@ class TaskDefinition(ABC, Generic[R]):
     def check_facts(self, facts: Mapping[str, Any]) -> None:
         """Raise UserError unless facts from a checkpoint are what `network` and `trained` need."""
 
+    def known_facts(self, recipe: R, classes: Sequence[str] | None) -> dict[str, Any]:
+        """Return the facts that `network` needs as far as the recipe tells them, without opening its data.
+
+        classes: names of the classes, for recipes that leave them to the data; None if the caller names none. Most
+            tasks call `choose_classes`.
+        """
+        if classes is not None:
+            raise UserError(f"classes has no meaning for the task {recipe.task}, got {len(classes)} of them")
+        return {}
+
     def settled(self, recipe: R) -> R:
         """Spell out what the recipe leaves to its model, so that other models can be trained in the same way."""
         return recipe
@@ -129,6 +139,30 @@ def build_task(recipe: Recipe, setup: Setup | None = None) -> Task:
         # before the data, which may take minutes to read
         raise UserError(f"model.checkpoint: no such file: {checkpoint}")
     return definition_of(recipe).build(recipe, setup or Setup())
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """Return names for classes that have none."""
+    return tuple(str(label) for label in range(count))
+
+
+def choose_classes(
+    given: Sequence[str] | None, known: Sequence[str] | None, what: str, *, fixed: bool = True
+) -> list[str]:
+    """Return the names of the classes that a network is built for.
+
+    given: the names that the caller of `TaskDefinition.known_facts` has passed.
+    known: those that the recipe tells.
+    what: the part of the recipe that tells them, or does not.
+    fixed: whether the data must have the known classes; otherwise ``given`` takes precedence.
+    """
+    if known is None and given is None:
+        raise UserError(f"{what} does not tell its classes: name them, or say how many there are, by classes=")
+    if known is not None and given is not None and fixed and len(given) != len(known):
+        raise UserError(f"{what} has {len(known)} classes, got classes={len(given)}")
+    chosen = known if given is None else given
+    assert chosen is not None, "one of them is there"
+    return list(chosen)
 
 
 def check_classes(facts: Mapping[str, Any]) -> None:

@@ -4,8 +4,8 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
@@ -54,18 +54,34 @@ class Measured:
     result: Evaluation
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a model finds in one file."""
+class Result(ABC):
+    """What a model finds in one sample, on the CPU. The text of a result, ``str(result)``, is for people.
 
-    name: str
-    """Path of the file."""
-    found: dict[str, Any]
-    """Plain numbers, strings, lists and dictionaries."""
-    text: str
-    """The same for people."""
-    images: dict[str, Image.Image] = field(default_factory=dict)
-    """Pictures to write, by the suffix of their file name; see `Trained.drawings`."""
+    Subclasses are frozen dataclasses.
+    """
+
+    name: str | None
+    """Path of the file that the sample came from; None if it came from memory."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, strings, lists and dictionaries, which can be written as JSON."""
+
+    @abstractmethod
+    def __str__(self) -> str: ...
+
+    def __repr__(self) -> str:
+        of = "" if self.name is None else f"{self.name}: "
+        found = ", ".join(" ".join(line.split()) for line in str(self).splitlines())
+        return f"{type(self).__name__}({of}{found})"
+
+    def draw(self) -> Image.Image:
+        """Draw what was found."""
+        raise UserError(f"there is no picture of a {type(self).__name__}")
+
+    def drawings(self) -> dict[str, Image.Image]:
+        """Return the pictures that the command line writes, by the suffix of their names; see `Trained.drawings`."""
+        return {"": self.draw()}
 
 
 @dataclass(frozen=True)
@@ -85,20 +101,36 @@ class Trained(ABC):
     """A trained model. Subclasses say what can be done with it.
 
     The keyword-only parameters of `evaluate` and `predict` are the options that the command line accepts for the task.
+    `predict` needs nothing of the model but what calling it returns.
     """
 
     unit: str = "samples"
     """What samples are called, in the plural."""
     drawings: tuple[str, ...] = ()
-    """Suffixes of the pictures that `predict` makes of NAME.jpg: "" is NAME.png, "_labels" is NAME_labels.png."""
+    """Suffixes of the pictures that results have, for NAME.jpg: "" is NAME.png, "_labels" is NAME_labels.png."""
 
     def __init__(self, name: str, model: nn.Module, classes: Sequence[str], recipe: Recipe | None = None) -> None:
         self.name, self.model, self.classes, self.recipe = name, model, tuple(classes), recipe
 
+    def __repr__(self) -> str:
+        classes = f", {len(self.classes)} classes" if self.classes else ""
+        return f"{type(self).__name__} {self.name}{classes}, task {self.task}"
+
+    @property
+    def task(self) -> str | None:
+        """Name of the task; None for a model without a recipe whose class does not know it."""
+        return None if self.recipe is None else self.recipe.task
+
     @property
     def device(self) -> torch.device:
-        """The device that the model is on, where `predict` runs."""
-        return next(self.model.parameters()).device
+        """The device that the model is on, where `predict` runs; the CPU if the model has no parameters."""
+        first = next(self.model.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the model to a device."""
+        self.model.to(device)
+        return self
 
     @property
     @abstractmethod
@@ -113,8 +145,13 @@ class Trained(ABC):
         """
 
     @abstractmethod
-    def predict(self, paths: Sequence[str]) -> Iterator[Prediction]:
-        """Use the model on files, one after the other."""
+    def predict(self, inputs: Any, *, batch_size: int = 32) -> Any:
+        """Use the model on new samples: return a `Result` for one, a list of them for a list or tuple, in its order.
+
+        A `Path` is a file that holds a sample. Results do not depend on the other samples.
+
+        batch_size: the largest number of samples that the model is given at once.
+        """
 
     def view(self) -> ImageView:
         """Return the part that sees images, for analyses and the explorer."""

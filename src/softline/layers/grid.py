@@ -30,6 +30,11 @@ def always(condition: bool) -> bool:
     return statically_known_true(condition) if torch.compiler.is_compiling() else condition
 
 
+def is_symbol(size: object) -> bool:
+    """Whether a size is a symbol of a graph that serves many sizes."""
+    return isinstance(size, torch.SymInt)
+
+
 def pad_to_whole(maps: Tensor, patch: int | GridSize) -> Tensor:
     """Zero-pad maps [..., H, W] at the bottom and the right to whole patches."""
     sides, patches = maps.shape[-2:], as_pair("patch", patch)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from softline.checks import check_option
 from softline.errors import UserError
-from softline.layers.grid import GridSize, as_pair, pad_to_whole, spatial_map, spatial_tokens
+from softline.layers.grid import GridSize, as_pair, is_symbol, pad_to_whole, spatial_map, spatial_tokens
+from softline.ops.chunks import is_exported
 from softline.ops.inputs import hide, saturate, widen, without_autocast
 
 Sampling = Literal["conv", "avgpool", "random", "biased"]
@@ -86,7 +87,9 @@ class LandmarkPlan:
 
     def cells(self, tokens: Count, axis: int) -> Count:
         """Number of cells along an axis of ``tokens`` tokens: an int, or one per sample."""
-        return tokens // self.ratio[axis] if self.cap is None else -(-tokens // self.ratio[axis])
+        # not -(-tokens // ratio): ONNX rounds quotients of integers towards 0
+        beyond = 0 if self.cap is None else self.ratio[axis] - 1
+        return (tokens + beyond) // self.ratio[axis]
 
     def landmarks(self, tokens: int, axis: int) -> int:
         """Number of landmarks along an axis of ``tokens`` tokens."""
@@ -121,7 +124,8 @@ class LandmarkPlan:
     def bins(self, tokens: int, extents: Tensor | None, axis: int, device: torch.device) -> Tensor:
         """Which cells lie in a landmark's bin: [1, landmarks, cells], or [B, landmarks, cells] with extents [B]."""
         cell = torch.arange(self.cells(tokens, axis), device=device)
-        bins = torch.arange(self.landmarks(tokens, axis), device=device)[:, None]
+        count = self.cap[axis] if self.cap is not None and _of_any_size(tokens) else self.landmarks(tokens, axis)
+        bins = torch.arange(count, device=device)[:, None]
         if extents is None:
             extents = torch.full((1,), tokens, device=device)
         cells = self.cells(extents, axis)[:, None]  # [B, 1]
@@ -147,7 +151,9 @@ class LandmarkPlan:
         sums = rows @ sums.permute(0, 2, 3, 1).flatten(2)  # [B, landmark rows, columns * C]
         sums = columns[:, None] @ sums.unflatten(-1, (columns.shape[-1], -1))  # [B, landmark rows, landmark columns, C]
         means = sums.permute(0, 3, 1, 2) / counts.clamp(min=1)[:, None]
-        return means, None if real is None else counts.flatten(1) > 0
+        if real is None and not any(_of_any_size(side) for side in grid_size):
+            return means, None
+        return means, (counts.flatten(1) > 0).expand(means.shape[0], -1)
 
 
 class ConvLandmarks(nn.Module):
@@ -263,6 +269,15 @@ def lift_cap(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for plan, cap in zip(plans, caps, strict=True):
             plan.cap = cap
+
+
+def _of_any_size(side: int) -> bool:
+    """Whether an exported graph has to serve any length of this side.
+
+    It then has as many landmarks as the cap allows, and masks those that a smaller grid does not have: a number of
+    landmarks that depends on the image would make every later shape a formula.
+    """
+    return is_exported() and is_symbol(side)
 
 
 def _extents(real: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,9 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+# torch exports it under no public name
+from torch._higher_order_ops.scan import scan
+
 from softline.errors import UserError
-from softline.layers.grid import GridSize, as_pair, mean_token, spatial_map, spatial_tokens
-from softline.ops.chunks import is_traced
+from softline.layers.grid import GridSize, as_pair, is_symbol, mean_token, spatial_map, spatial_tokens
+from softline.ops.chunks import is_exported, is_traced
 from softline.ops.inputs import narrow, saturate, widen, without_autocast
 
 # maps of at least this many elements get a convolution of their own
@@ -55,7 +58,10 @@ def _convolve_each(values: Tensor, kernels: Tensor, size: GridSize) -> Tensor:
     if values.shape[0] == 0:
         return values  # torch cannot convolve without groups
     planes, weight = widen(values), widen(kernels).reshape(-1, 1, *size)
-    out = _shifted_sum(planes, weight) if is_traced() else _grouped_convolution(planes, weight)
+    if is_exported():
+        out = _convolution_in_turn(planes, weight)
+    else:
+        out = _shifted_sum(planes, weight) if is_traced() else _grouped_convolution(planes, weight)
     return narrow(out, values.dtype)
 
 
@@ -88,6 +94,26 @@ def _grouped_convolution(planes: Tensor, weight: Tensor) -> Tensor:
         for sample, kernels in zip(planes.split(1), weight.split(channels), strict=True)
     ]
     return parts[0] if batch == 1 else torch.cat(parts)
+
+
+def _convolution_in_turn(planes: Tensor, weight: Tensor) -> Tensor:
+    """Convolve one sample after the other, for exported graphs.
+
+    One convolution for all samples would have a number of groups that depends on the batch, which ONNX does not have,
+    and runtimes that do not fuse `_shifted_sum` need ten times as long for it.
+    """
+    batch, channels = planes.shape[:2]
+    padding = (weight.shape[-2] // 2, weight.shape[-1] // 2)
+    if not is_symbol(batch):
+        side_by_side = planes.flatten(0, 1).unsqueeze(0)  # [1, B C, H, W]
+        return F.conv2d(side_by_side, weight, padding=padding, groups=batch * channels).reshape(planes.shape)
+
+    def convolve(nothing: Tensor, sample: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        maps, kernels = sample
+        return nothing.clone(), F.conv2d(maps[None], kernels, padding=padding, groups=channels)[0]
+
+    kernels = weight.unflatten(0, (batch, channels))
+    return scan(convolve, planes.new_zeros(()), (planes, kernels))[1]
 
 
 class ValueConv(nn.Module):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softline.ops.chunks import is_traced, may_overwrite, token_chunks
+from softline.ops.chunks import is_exported, is_traced, may_overwrite, token_chunks
 from softline.ops.inputs import widen
 
 # hidden activations computed at once: they fit the cache of a CPU; other devices run fastest with few and large kernels
@@ -58,11 +58,11 @@ def _parts(tokens: Tensor, width: int) -> list[tuple[slice, slice]]:
 class TanhGELU(nn.Module):
     """The tanh approximation of GELU.
 
-    It is computed as a sigmoid where torch's own kernel is slower: in graphs, and on a CPU without gradients.
+    It is computed as a sigmoid where torch's own kernel is slower: in compiled graphs, and on a CPU without gradients.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_traced():
+        if is_traced() and not is_exported():
             wide = widen(x)
             gate = torch.sigmoid(GELU_SLOPE * (wide + GELU_CUBIC * wide * wide * wide))
             return (wide * gate).to(x.dtype)

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softline.checks import check_option
-from softline.layers.grid import GridSize, always
-from softline.ops.chunks import is_traced
+from softline.layers.grid import GridSize, always, is_symbol
+from softline.ops.chunks import is_exported, is_traced
 
 WindowMask = Literal["tokens", "pairs"]
 
@@ -23,11 +23,13 @@ class Windows:
         is a single window. The last windows then hold tokens from both sides of the grid.
 
     Grids with a single window along an axis and grids with several are compiled as separate graphs, because a common
-    one would mask where nothing is padded. In each case one graph serves all sizes, and always pads.
+    one would mask where nothing is padded. In each case one graph serves all sizes, and always pads. An exported graph
+    serves both cases: there the window and the shift are formulas of the sides.
     """
 
     def __init__(self, grid_size: GridSize, window_size: GridSize, shift: GridSize = (0, 0)) -> None:
         rows, columns = (_fit(*axis) for axis in zip(grid_size, window_size, shift, strict=True))
+        self.is_shifted = not all(always(part == 0) for part in (rows[2], columns[2]))
         self.grid_size = grid_size
         self.window_size = (rows[0], columns[0])
         self.padding = (rows[1], columns[1])
@@ -51,8 +53,8 @@ class Windows:
             return windows
         parts = windows.unflatten(0, (-1, *self._counts)).unflatten(-2, self.window_size)
         maps = _without_gaps(parts.transpose(2, 3)).flatten(3, 4).flatten(1, 2)  # [B, padded height, padded width, C]
-        if any(self.shift):
-            maps = maps.roll(self.shift, dims=(1, 2))
+        if self.is_shifted:
+            maps = _roll(maps, self.shift)
         if self.is_padded:
             maps = _without_gaps(maps[:, : self.grid_size[0], : self.grid_size[1]])
         return maps.flatten(1, 2)
@@ -68,7 +70,7 @@ class Windows:
 
         Tokens from opposite sides of the grid may not; padding attends to padding, so that no row is empty.
         """
-        if not any(self.shift) and not self.is_padded:
+        if not self.is_shifted and not self.is_padded:
             return None
         rows, columns = self._places(device)
         side = (rows < self.shift[0]).int() + 2 * (columns < self.shift[1]).int()
@@ -118,9 +120,10 @@ class Windows:
 
     def _cut(self, maps: Tensor) -> Tensor:
         """[B, padded height, padded width, C] -> [B * windows, rows*columns, C]."""
-        if any(self.shift):
-            maps = maps.roll((-self.shift[0], -self.shift[1]), dims=(1, 2))
-        parts = maps.unflatten(2, (-1, self.window_size[1])).unflatten(1, (-1, self.window_size[0]))
+        if self.is_shifted:
+            maps = _roll(maps, (-self.shift[0], -self.shift[1]))
+        rows, columns = self._counts
+        parts = maps.unflatten(2, (columns, self.window_size[1])).unflatten(1, (rows, self.window_size[0]))
         return _without_gaps(parts.transpose(2, 3)).flatten(3, 4).flatten(0, 2)
 
     def _places(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -135,10 +138,27 @@ class Windows:
 
 def _fit(side: int, window: int, shift: int) -> tuple[int, int, int, bool]:
     """Window, padding and shift along an axis, and whether the axis is a single window."""
+    if is_exported() and is_symbol(side) and not always(side <= window):
+        shift = torch.sym_ite(side > window, shift, 0) if shift else 0
+        window = cast(int, torch.sym_min(side, window))
+        return window, (side + window - 1) // window * window - side, shift, False
     if side <= window:
         return side, 0, 0, True
     # not -side % window: torch.compile cannot always trace the remainder of a negative size
     return window, (side + window - 1) // window * window - side, shift, False
+
+
+def _roll(maps: Tensor, shift: GridSize) -> Tensor:
+    """Roll maps [B, H, W, C] down and right by ``shift``."""
+    if not is_exported():
+        return maps.roll(shift, dims=(1, 2))
+    # ONNX has no step for it
+    for axis, distance in ((1, shift[0]), (2, shift[1])):
+        length = maps.shape[axis]
+        places = torch.arange(length, device=maps.device) - distance
+        places = torch.where(places < 0, places + length, places)
+        maps = maps.index_select(axis, torch.where(places < length, places, places - length))
+    return maps
 
 
 def _without_gaps(x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""In-place and chunked computation, for eager execution without gradients.
+"""In-place and chunked computation, for eager execution without gradients, and how to tell how a function is executed.
 
-A compiled, exported or traced graph serves any number of tokens and its compiler fuses the steps: there all tokens form
-one chunk and nothing is computed in place.
+A compiled, exported or traced graph serves any number of tokens: there all tokens form one chunk and nothing is
+computed in place. A compiler fuses the steps of a graph; the runtimes of exported graphs, such as ONNX Runtime, execute
+them one by one, so that fewer and larger steps are faster there.
 """
 
 import torch
@@ -11,6 +12,11 @@ from torch import Tensor
 def is_traced() -> bool:
     """Whether operations are being recorded in a graph instead of executed one by one."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+
+
+def is_exported() -> bool:
+    """Whether torch.export records a graph that another runtime will execute, step by step and in any size."""
+    return torch.compiler.is_exporting()
 
 
 def may_overwrite() -> bool:

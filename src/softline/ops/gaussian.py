@@ -27,9 +27,16 @@ def gaussian_kernel(x: Tensor, y: Tensor, *, scale: float, mask: Tensor | None =
 
     mask: bool [B, M], True for real rows of y [B, H, M, D]; the others are left out of the centre.
     """
-    # distances are invariant to a common shift; around the centre of y, |x|^2 + |y|^2 - 2 x.y cancels least
-    centre = (y.sum(-2, keepdim=True) / count_tokens(y.shape[-2], mask, y.dtype)).detach()
+    centre = centre_of(y, mask)
     return power_of_two(left_factor(x, centre, scale) @ right_factor(y, centre, scale).mT)
+
+
+def centre_of(y: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of the real rows of y [B, H, M, D], of which masked ones are 0: [B, H, 1, D], a constant.
+
+    Distances are invariant to a common shift; around the centre of y, |x|^2 + |y|^2 - 2 x.y cancels least.
+    """
+    return (y.sum(-2, keepdim=True) / count_tokens(y.shape[-2], mask, y.dtype)).detach()
 
 
 def left_factor(x: Tensor, centre: Tensor, scale: float) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from softline.checks import check_integer
 from softline.errors import UserError
+from softline.ops.chunks import is_exported
 
 Impl = Literal["auto", "linear", "explicit"]
 
@@ -30,6 +31,9 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
         if not tensors:
             raise UserError(f"{function.__name__} takes torch.Tensors, got none")
         device = tensors[0].device.type
+        # an exported graph records the context, which not every runtime can read; without autocast it does nothing
+        if is_exported() and not torch.is_autocast_enabled(device):
+            return function(*args, **options)
         # torch before 2.13 cannot trace the question, and compiles for devices that have autocast
         if not torch.compiler.is_compiling() and not torch.amp.is_autocast_available(device):
             return function(*args, **options)

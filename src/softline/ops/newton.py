@@ -18,6 +18,7 @@ from torch import Tensor
 
 from softline.checks import check_integer, check_option
 from softline.errors import UserError
+from softline.ops.chunks import is_exported
 from softline.ops.inputs import divide, widen, without_autocast
 
 NewtonStart = Literal["norm", "halving"]
@@ -96,8 +97,14 @@ def newton_iterate(
 
 def _iterate(A: Tensor, iterations: int, start: NewtonStart | Tensor) -> Tensor:
     inverse, negative, norm = _begin(A, start)
-    for _ in range(iterations):
-        inverse = _step(inverse, negative)
+    if is_exported():
+        # A_{k-1} (2 I - A A_{k-1}), in three steps of a graph
+        twice = 2 * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+        for _ in range(iterations):
+            inverse = torch.bmm(inverse, twice + torch.bmm(negative, inverse))
+    else:
+        for _ in range(iterations):
+            inverse = _step(inverse, negative)
     return inverse.reshape(A.shape) / norm
 
 

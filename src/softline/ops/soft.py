@@ -18,7 +18,7 @@ from torch import Tensor
 
 from softline.checks import check_at_least, check_number, check_option
 from softline.errors import UserError
-from softline.ops.gaussian import gaussian_kernel, hide_pairs, left_factor, power_of_two, right_factor
+from softline.ops.gaussian import centre_of, gaussian_kernel, hide_pairs, left_factor, power_of_two, right_factor
 from softline.ops.inputs import Impl, check_alike, check_mask, check_tensor, finish, narrow, prepare, without_autocast
 from softline.ops.newton import (
     NewtonGradient,
@@ -155,7 +155,9 @@ def soft_attention(
     scale = _scale(q, scale)
     landmarks = prepare(landmarks, landmark_mask)
     A = _landmark_kernel(landmarks, scale, landmark_mask)
-    return soft_linear(q, landmarks, v, _pseudo_inverse(A, inversion), scale, key_mask, landmark_mask)
+    # masked landmarks count for nothing because of these rows and columns, whatever is in their rows of P
+    middle = hide_pairs(_pseudo_inverse(A, inversion), landmark_mask, landmark_mask)
+    return soft_linear(q, landmarks, v, middle, centre_of(landmarks, landmark_mask), scale, key_mask)
 
 
 @without_autocast

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from softline.ops.chunks import is_traced, multiply_by, token_chunks
 from softline.ops.gaussian import hide_pairs, left_factor, power_of_two, right_factor
-from softline.ops.inputs import count_tokens, prepare, saturate
+from softline.ops.inputs import prepare, saturate
 
 # a P of up to this many elements (32 MB in float32) is computed once and kept; a larger one is split into samples and,
 # if one sample is too large, computed twice in blocks of tokens. Blocks fit the cache of a CPU; other devices run
@@ -30,16 +30,18 @@ def soft_linear(
     landmarks: Tensor,
     v: Tensor,
     inverse: Tensor,
+    centre: Tensor,
     scale: float,
     key_mask: Tensor | None,
-    landmark_mask: Tensor | None,
 ) -> Tensor:
     """P^T inverse P v [B, H, N, Dv] in the dtype of v.
 
     q: [B, H, N, D], v: [B, H, N, Dv], in any floating-point type; masked rows may hold any values.
-    landmarks: [B, H, m, D], inverse: [B, H, m, m], in float32 or wider; masked landmarks are 0.
+    landmarks: [B, H, m, D], inverse: [B, H, m, m], in float32 or wider; rows and columns of the inverse that belong to
+        masked landmarks are 0.
+    centre: the point [B, H, 1, D] from which distances are computed, see `gaussian_kernel`.
     """
-    out: Tensor = _SoftLinear.apply(q, landmarks, v, inverse, scale, key_mask, landmark_mask)[0]
+    out: Tensor = _SoftLinear.apply(q, landmarks, v, inverse, centre, scale, key_mask)[0]
     return out
 
 
@@ -52,14 +54,14 @@ class _SoftLinear(torch.autograd.Function):
         landmarks: Tensor,
         v: Tensor,
         inverse: Tensor,
+        centre: Tensor,
         scale: float,
         key_mask: Tensor | None,
-        landmark_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the output, and P v for the backward pass."""
         out, summaries = _Tokens(v), []
         for samples in _sample_groups(q, landmarks):
-            kernel = _Kernel(q, landmarks, scale, key_mask, landmark_mask, samples)
+            kernel = _Kernel(q, landmarks, centre, scale, key_mask, samples)
             summary = kernel.times(v)  # [B, H, m, Dv]
             mixed = inverse[samples] @ summary
             for chunk in reversed(kernel.chunks):
@@ -69,16 +71,16 @@ class _SoftLinear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, landmarks, v, inverse, ctx.scale, key_mask, landmark_mask = inputs
+        q, landmarks, v, inverse, centre, ctx.scale, key_mask = inputs
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(q, landmarks, v, inverse, output[1], key_mask, landmark_mask)
+        ctx.save_for_backward(q, landmarks, v, inverse, centre, output[1], key_mask)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, landmarks, v, inverse, summary, key_mask, landmark_mask = ctx.saved_tensors
+        q, landmarks, v, inverse, centre, summary, key_mask = ctx.saved_tensors
         d_q, d_v, small = _Tokens(q), _Tokens(v), []
         for samples in _sample_groups(q, landmarks):
-            kernel = _Kernel(q, landmarks, ctx.scale, key_mask, landmark_mask, samples)
+            kernel = _Kernel(q, landmarks, centre, ctx.scale, key_mask, samples)
             # a saved summary would cut off second derivatives, so it is recomputed if they are wanted
             kept = kernel.times(v) if torch.is_grad_enabled() else summary[samples]
             small.append(_differentiate(kernel, grad, v, inverse[samples], kept, d_q, d_v))
@@ -112,24 +114,20 @@ def _difference(sums: Tensor, x_one: Tensor) -> Tensor:
 
 
 class _Kernel:
-    """P [B, H, m, N] of some samples, in blocks of tokens; masked tokens and landmarks are zero columns and rows."""
+    """P [B, H, m, N] of some samples, in blocks of tokens; masked tokens are zero columns."""
 
     def __init__(
         self,
         q: Tensor,
         landmarks: Tensor,
+        centre: Tensor,
         scale: float,
         key_mask: Tensor | None,
-        landmark_mask: Tensor | None,
         samples: slice,
     ) -> None:
         self.q, self.scale, self.samples = q, scale, samples
         self.key_mask = None if key_mask is None else key_mask[samples]
-        self.landmark_mask = None if landmark_mask is None else landmark_mask[samples]
-        landmarks = landmarks[samples]
-        count = count_tokens(landmarks.shape[-2], self.landmark_mask, landmarks.dtype)
-        # centred as in `gaussian_kernel`
-        self.centre = (landmarks.sum(-2, keepdim=True) / count).detach()
+        landmarks, self.centre = landmarks[samples], centre[samples]
         self.left = left_factor(landmarks, self.centre, scale)
         self.centred_one = right_factor(landmarks, self.centre, scale)[..., :-1]  # [B, H, m, D + 1]
         self.chunks = _token_blocks(q.shape[2], self.left[..., 0].numel(), q.device)
@@ -146,7 +144,7 @@ class _Kernel:
         """P of one block [B, H, m, n]; the last block is cached, so that a single block is computed only once."""
         if self.last is None or self.last[0] is not chunk:
             P = power_of_two(self.left @ self.right(chunk).mT)
-            self.last = chunk, hide_pairs(P, self.landmark_mask, self.mask(chunk))
+            self.last = chunk, hide_pairs(P, None, self.mask(chunk))
         return self.last[1]
 
     def right(self, chunk: slice) -> Tensor:

@@ -46,11 +46,11 @@ def test_checkpoint_is_used_without_the_data_it_was_trained_on(root, tmp_path):
     image.write_bytes((root / "data/val/dark/000.png").read_bytes())
     (root / "data").rename(root / "away")
     try:
-        [prediction] = load_trained(str(root / "run/last.pt")).predict([str(image)])
+        found = load_trained(str(root / "run/last.pt")).predict(str(image))
     finally:
         (root / "away").rename(root / "data")
-    assert sorted(prediction.found["classes"]) == ["dark", "light"]
-    assert sum(prediction.found["probabilities"]) == pytest.approx(1)
+    assert sorted(found.classes) == ["dark", "light"]
+    assert sum(found.probabilities) == pytest.approx(1)
 
 
 def test_directory_that_timm_saved_gives_the_same_predictions(root, tmp_path):
@@ -68,8 +68,9 @@ def test_directory_that_timm_saved_gives_the_same_predictions(root, tmp_path):
 def test_labels_without_names_are_numbers(root, tmp_path):
     model = timm.create_model("resnet10t", num_classes=3)
     save_for_hf(model, tmp_path / "saved", model_config={"num_classes": 3})
-    [prediction] = load_trained(str(tmp_path / "saved")).predict([str(root / "data/val/dark/000.png")])
-    assert sorted(prediction.found["classes"]) == ["0", "1", "2"]
+    trained = load_trained(str(tmp_path / "saved"))
+    assert (trained.task, trained.classes) == ("classification", ())
+    assert sorted(trained.predict(root / "data/val/dark/000.png").classes) == ["0", "1", "2"]
 
 
 def test_data_of_another_number_of_classes_is_refused(root, tmp_path):

@@ -80,7 +80,8 @@ def test_evaluate_tests_on_another_split(root, capsys, tmp_path):
         (["evaluate", "CHECKPOINT", "--skip-corrupt"], "--skip-corrupt has no meaning for a model of sequences"),
         (["evaluate", "CHECKPOINT", "--split", "dev"], "--split must be one of test, train, val"),
         (["evaluate", "CHECKPOINT", "nowhere"], "nowhere holds no ListOps samples"),
-        (["predict", "CHECKPOINT", "x.png"], "was trained for sequences, not for images"),
+        (["predict", "CHECKPOINT", "x.txt"], "no such file: x.txt"),
+        (["predict", "CHECKPOINT", "CHECKPOINT"], "best.pt must be a text, it has null characters"),
     ],
 )
 def test_mistakes_end_in_a_message(arguments, message, root, capsys):

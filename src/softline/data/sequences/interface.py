@@ -26,9 +26,8 @@ class SequenceError(UserError):
     """A sample that does not have the form its task requires."""
 
 
-@runtime_checkable
-class SequenceSource(Protocol):
-    """Sequences that can be read in any order, by several processes."""
+class SequenceForm(Protocol):
+    """What all sequences of a source have in common."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -45,6 +44,11 @@ class SequenceSource(Protocol):
     @property
     def parts(self) -> int:
         """Number of sequences in a sample: 1, or 2 that are compared."""
+
+
+@runtime_checkable
+class SequenceSource(SequenceForm, Protocol):
+    """Sequences that can be read in any order, by several processes."""
 
     def __len__(self) -> int: ...
 

@@ -43,6 +43,8 @@ IDS = {**{word: number for number, word in enumerate(WORDS, 1)}, "X": len(WORDS)
 """Token ids by word; the benchmark reads "]" as "X"."""
 VOCABULARY = 32
 """The benchmark's vocabulary size; ids above 15 do not occur."""
+MAX_LENGTH = 2000
+"""The largest number of tokens in an expression of the benchmark."""
 
 DOWNLOAD = "https://storage.googleapis.com/long-range-arena/lra_release.gz"
 HEADER = b"Source\tTarget"
@@ -80,7 +82,7 @@ class ListOpsSettings:
 
     samples: tuple[int, int, int] = (96000, 2000, 2000)
     min_length: int = 500
-    max_length: int = 2000
+    max_length: int = MAX_LENGTH
     max_depth: int = 10
     max_args: int = 10
     seed: int = 0
@@ -339,7 +341,7 @@ class ListOpsFile:
         return (tokens,), int(columns[1])
 
 
-def read_listops_tsv(path: Path, *, max_length: int = 2000) -> SequenceSource:
+def read_listops_tsv(path: Path, *, max_length: int = MAX_LENGTH) -> SequenceSource:
     """Open the samples of ``basic_{train,val,test}.tsv`` in the benchmark's folder listops-1000."""
     check_integer("max_length", max_length, 1)
     path = Path(path)

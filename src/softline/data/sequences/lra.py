@@ -11,9 +11,10 @@ Their files, below a directory such as the benchmark's ``lra_release``:
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from softline.checks import check_option
+from softline.data.sequences import listops, pixels, text
 from softline.data.sequences.interface import Notify, SequenceSource, Split
 from softline.data.sequences.listops import ListOpsSettings, read_listops_tsv
 from softline.data.sequences.listops_cache import open_listops
@@ -23,6 +24,26 @@ from softline.errors import UserError
 
 LraTask = Literal["listops", "text", "retrieval", "image", "pathfinder"]
 LRA_TASKS: tuple[LraTask, ...] = get_args(LraTask)
+
+
+class LraForm(NamedTuple):
+    """What all sequences of a task have in common; see `SequenceForm`."""
+
+    classes: tuple[str, ...]
+    vocabulary: int
+    max_length: int
+    parts: int = 1
+
+
+PIXELS = pixels.CIFAR_SIDE * pixels.CIFAR_SIDE
+FORMS: dict[LraTask, LraForm] = {
+    "listops": LraForm(listops.CLASSES, listops.VOCABULARY, listops.MAX_LENGTH),
+    "text": LraForm(text.SENTIMENTS, text.VOCABULARY, text.MAX_LENGTH),
+    "retrieval": LraForm(text.PAIR_CLASSES, text.VOCABULARY, text.MAX_LENGTH, parts=2),
+    "image": LraForm(pixels.CIFAR_CLASSES, text.VOCABULARY, PIXELS),
+    "pathfinder": LraForm(pixels.PATHFINDER_CLASSES, text.VOCABULARY, PIXELS),
+}
+"""The benchmark's own data: ListOps of up to 2,000 tokens, CIFAR-10, and Pathfinder with images of 32 x 32 pixels."""
 
 
 def open_lra(

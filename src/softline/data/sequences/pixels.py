@@ -16,7 +16,7 @@ import pickle
 import pickletools
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +44,9 @@ CIFAR_FOLDER = "cifar-10-batches-py"
 CIFAR_META = "batches.meta"
 CIFAR_BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 CIFAR_SIDE = 32
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR_ORIGIN = "cifar-10-python.tar.gz of cs.toronto.edu/~kriz/cifar.html"
+PATHFINDER_CLASSES = ("open", "connected")
 CONTOURS = "curv_contour_length_14"
 METADATA_LINE = re.compile(rb"imgs/(0|[1-9][0-9]{0,8})\s+sample_(0|[1-9][0-9]{0,8})\.png\s+\S+\s+([01])(\s.*)?")
 
@@ -121,10 +123,7 @@ class FolderPixels:
     def load(self, index: int) -> tuple[tuple[Tokens, ...], int]:
         image, label = self._images.load(int(self._indices[index]))
         _check_size(self.name(index), image, self._size)
-        if image.mode == "L":
-            return (_tokens(np.asarray(image)),), label
-        colours = np.asarray(to_mode(image, "RGB", lambda: self.name(index)))  # [H, W, 3]
-        return (_tokens(luma(np.moveaxis(colours, -1, 0))),), label
+        return (grey_tokens(image, lambda: self.name(index)),), label
 
 
 class Samples(NamedTuple):
@@ -148,7 +147,7 @@ class PathfinderPixels:
     metadata: paths of the metadata files, to which ``samples.metadata`` refers.
     """
 
-    classes = ("open", "connected")
+    classes = PATHFINDER_CLASSES
     vocabulary = VOCABULARY
     parts = 1
 
@@ -231,6 +230,14 @@ def open_pathfinder(root: Path, split: Split, *, seed: int = 0) -> SequenceSourc
     samples = _read_metadata(folder, paths)
     indices = _share(folder, len(samples.labels), split, PATHFINDER_TENTHS[split], seed)
     return PathfinderPixels(str(folder), paths, samples).part(indices)
+
+
+def grey_tokens(image: Image.Image, name: Callable[[], str]) -> Tokens:
+    """Token ids [H * W] of an image: its grey values in row order."""
+    if image.mode == "L":
+        return _tokens(np.asarray(image))
+    colours = np.asarray(to_mode(image, "RGB", name))  # [H, W, 3]
+    return _tokens(luma(np.moveaxis(colours, -1, 0)))
 
 
 def luma(colours: Pixels) -> Pixels:

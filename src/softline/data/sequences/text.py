@@ -29,8 +29,11 @@ AAN_SPLITS = {"train": "train", "val": "eval", "test": "test"}
 IMDB_ORIGIN = "aclImdb_v1.tar.gz of ai.stanford.edu/~amaas/data/sentiment"
 LRA_ORIGIN = "lra_release.gz of github.com/google-research/long-range-arena"
 VOCABULARY = 512
+# bytes that the benchmark cuts texts to
+MAX_LENGTH = 4000
 SENTIMENTS = ("neg", "pos")
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
+PAIR_CLASSES = ("different", "same")
 PAIR_LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
 BLOCK = 1 << 24
 
@@ -70,7 +73,7 @@ class Reviews:
             text = file.read(self.max_length)
         if not text:
             raise SequenceError(f"{self.name(index)}: a review must have at least one byte, the file is empty")
-        return (_tokens(text, self.max_length),), int(self._labels[index])
+        return (text_tokens(text, max_length=self.max_length),), int(self._labels[index])
 
 
 class Pairs:
@@ -79,7 +82,7 @@ class Pairs:
     bounds: start and end of each line, without its line feed [lines, 2].
     """
 
-    classes = ("different", "same")
+    classes = PAIR_CLASSES
     vocabulary = VOCABULARY
     parts = 2
 
@@ -112,10 +115,10 @@ class Pairs:
         for column, text in zip(COLUMNS[3:], texts, strict=True):
             if not text:
                 raise SequenceError(f"{self.name(index)}: {column} must have at least one byte, it is empty")
-        return tuple(_tokens(text, self.max_length) for text in texts), label
+        return tuple(text_tokens(text, max_length=self.max_length) for text in texts), label
 
 
-def open_imdb(root: Path, split: Split, *, max_length: int = 4000) -> SequenceSource:
+def open_imdb(root: Path, split: Split, *, max_length: int = MAX_LENGTH) -> SequenceSource:
     """Open the reviews of a split, sorted by file name across labels; "val" is the test set, as in the benchmark.
 
     root: folder aclImdb or its parent.
@@ -131,7 +134,7 @@ def open_imdb(root: Path, split: Split, *, max_length: int = 4000) -> SequenceSo
     raise missing_download("IMDb's reviews", split, [path for pair in needed for path in pair], IMDB_ORIGIN)
 
 
-def open_aan(root: Path, split: Split, *, max_length: int = 4000) -> SequenceSource:
+def open_aan(root: Path, split: Split, *, max_length: int = MAX_LENGTH) -> SequenceSource:
     """Open the pairs of papers of a split, in the order of the file; "val" is the file eval.
 
     The file is read once to find its lines and to check their columns.
@@ -216,7 +219,8 @@ def _doubtful(path: Path, bounds: NDArray[np.int64], tabs: NDArray[np.int64]) ->
     return wrong
 
 
-def _tokens(text: bytes, max_length: int) -> Tokens:
+def text_tokens(text: bytes, *, max_length: int = MAX_LENGTH) -> Tokens:
+    """Token ids [length] of a text, which is cut to ``max_length`` bytes."""
     return np.frombuffer(text[:max_length], np.uint8).astype(np.uint16) + np.uint16(1)
 
 

@@ -1,10 +1,11 @@
 """One label for each image."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softline.engine.task import Setup, TaskDefinition, check_classes
+from softline.engine.task import Setup, TaskDefinition, check_classes, choose_classes, numbered
 from softline.tasks.classification.recipe import ClassificationRecipe
 
 if TYPE_CHECKING:
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
     from softline.tasks.classification.task import Classification
     from softline.tasks.classification.trained import Classifier
+
+IMAGENET_CLASSES = 1000
 
 
 class ClassificationDefinition(TaskDefinition[ClassificationRecipe]):
@@ -29,6 +32,19 @@ class ClassificationDefinition(TaskDefinition[ClassificationRecipe]):
         from softline.tasks.networks import build_model
 
         return build_model(recipe.without_weights().model, len(facts["classes"]), recipe.data.image_size)
+
+    def known_facts(self, recipe: ClassificationRecipe, classes: Sequence[str] | None) -> dict[str, Any]:
+        """Return the classes of Fashion-MNIST, of a directory named imagenet, or as many as model.options says."""
+        from softline.data.images.fashion_mnist import CLASSES
+
+        source, count = recipe.data.source, recipe.model.options.get("num_classes")
+        what = f"data.source {source}"
+        if source in ("embedded", "fashion-mnist"):
+            return {"classes": choose_classes(classes, CLASSES, what)}
+        if isinstance(count, int):
+            return {"classes": choose_classes(classes, numbered(count), "model.options.num_classes")}
+        known = numbered(IMAGENET_CLASSES) if Path(source).name == "imagenet" else None
+        return {"classes": choose_classes(classes, known, what, fixed=False)}
 
     def trained(self, model: "nn.Module", recipe: ClassificationRecipe, facts: Mapping[str, Any]) -> "Classifier":
         from softline.tasks.classification.trained import Classifier

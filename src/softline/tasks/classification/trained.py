@@ -3,24 +3,26 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from softline.attention.hooks import uncapped_landmarks
 from softline.backbones.creation import check_model_name, create_saved, set_image_size
 from softline.checks import check_integer
 from softline.data.images import in_order, open_source
-from softline.data.images.single import read_image
-from softline.engine.trained import Evaluator, ImageView, Measured, Prediction, Trained
+from softline.engine.trained import Evaluator, ImageView, Measured, Trained
 from softline.errors import UserError
 from softline.tasks.classification.build import image_dataset
 from softline.tasks.classification.recipe import ClassificationRecipe
 from softline.tasks.classification.task import Classification
 from softline.tasks.images import eval_image_transform, image_settings, leave_out_corrupt
+from softline.tasks.predicting import Photograph, predict_images
+from softline.tasks.probabilities import Probabilities, class_probabilities, names_by_label
 
 BATCH_SIZE = 64
 
@@ -33,6 +35,7 @@ class Classifier(Trained):
 
     kind = "a classifier"
     unit = "images"
+    drawings = ("",)
     recipe: ClassificationRecipe | None
 
     def __init__(
@@ -45,6 +48,11 @@ class Classifier(Trained):
     ) -> None:
         super().__init__(name, model, classes, recipe)
         self.settings = settings
+
+    @property
+    def task(self) -> str:
+        # timm's models have no recipe
+        return "classification" if self.recipe is None else self.recipe.task
 
     def evaluate(
         self,
@@ -83,25 +91,27 @@ class Classifier(Trained):
                 result = evaluator.run(task, batch_size=BATCH_SIZE)
             yield Measured({"size": size}, result)
 
-    def predict(self, paths: Sequence[str], *, top: int = 5) -> Iterator[Prediction]:
-        """Find the most probable classes of each image.
+    def predict(self, inputs: Any, *, top: int = 5, batch_size: int = 32) -> Any:
+        """Find the classes of images: return `Probabilities` for an image, a list of them for a list of images.
 
-        top: how many of them.
+        inputs: paths, Pillow images, arrays or tensors; see `softline.data.images.single.to_image`.
+        top: how many classes the text, the dictionary and the picture of a result have.
+        batch_size: the largest number of images that the model is given at once.
         """
-        check_integer("--top", top, 1)
+        check_integer("top", top, 1)
         self.model.eval()
-        return (self._predict(path, top) for path in paths)
+        run = partial(self._classify, transform=eval_image_transform(self.settings), top=top)
+        return predict_images(inputs, run, mode=self.settings["mode"], batch_size=batch_size)
 
-    def _predict(self, path: str, top: int) -> Prediction:
-        image = eval_image_transform(self.settings)(read_image(path, self.settings["mode"]))
+    def _classify(self, photographs: Sequence[Photograph], *, transform: Any, top: int) -> list[Probabilities]:
+        pixels = torch.stack([transform(each.image) for each in photographs])
         with torch.no_grad():
-            logits: Tensor = self.model(image.unsqueeze(0).to(self.device))[0].cpu()
-        best = logits.float().softmax(0).topk(min(top, len(logits)))
-        names = [self.classes[i] if self.classes else str(i) for i in best.indices.tolist()]
-        probabilities = best.values.tolist()
-        shown = [name.replace("\n", "\\n") for name in names]
-        lines = [f"  {100 * value:5.1f} %  {name}" for name, value in zip(shown, probabilities, strict=True)]
-        return Prediction(path, {"classes": names, "probabilities": probabilities}, "\n".join(lines))
+            found = class_probabilities(self.model(pixels.to(self.device)))
+        names = names_by_label(self.classes, found.shape[1])
+        return [
+            Probabilities(class_names=names, by_label=values, shown=top, image=each.image, name=each.name)
+            for each, values in zip(photographs, found, strict=True)
+        ]
 
     def view(self) -> ImageView:
         data = None

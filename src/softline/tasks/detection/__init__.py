@@ -1,9 +1,10 @@
 """Boxes, and masks, of the objects in images."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softline.engine.task import Setup, TaskDefinition, check_classes
+from softline.engine.task import Setup, TaskDefinition, check_classes, choose_classes, numbered
 from softline.tasks.detection.recipe import DetectionRecipe
 
 if TYPE_CHECKING:
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
 
     from softline.tasks.detection.task import Detection
     from softline.tasks.detection.trained import TrainedDetector
+
+COCO_CLASSES = 80
 
 
 class DetectionDefinition(TaskDefinition[DetectionRecipe]):
@@ -30,6 +33,12 @@ class DetectionDefinition(TaskDefinition[DetectionRecipe]):
         from softline.tasks.detection.build import build_detector
 
         return build_detector(recipe.without_weights(), len(facts["classes"]))
+
+    def known_facts(self, recipe: DetectionRecipe, classes: Sequence[str] | None) -> dict[str, Any]:
+        """Return as many classes as COCO has, for a directory named coco, or coco128, which is a part of it."""
+        source = recipe.data.source
+        known = numbered(COCO_CLASSES) if Path(source).name in ("coco", "coco128") else None
+        return {"classes": choose_classes(classes, known, f"data.source {source}", fixed=False)}
 
     def trained(self, model: "nn.Module", recipe: DetectionRecipe, facts: Mapping[str, Any]) -> "TrainedDetector":
         from softline.tasks.detection.trained import TrainedDetector

@@ -1,24 +1,25 @@
-"""Trained detectors: evaluate them, draw what they find on images."""
+"""Trained detectors: evaluate them, find objects on images."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from PIL import Image
+from torch import Tensor, nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from softline.checks import check_range
-from softline.data.coco.source import encode_mask
-from softline.data.images.single import read_image
-from softline.data.semantic.classes import palette
-from softline.engine.trained import Evaluator, ImageView, Measured, Prediction, Trained
+from softline.engine.trained import Evaluator, ImageView, Measured, Trained
+from softline.errors import UserError
 from softline.heads.detectors import Detector
 from softline.tasks.detection.build import detection_val_set
-from softline.tasks.detection.drawing import draw_detections
 from softline.tasks.detection.recipe import DetectionRecipe
+from softline.tasks.detection.results import Detections
 from softline.tasks.detection.task import Detection
 from softline.tasks.images import backbone_view, check_trained_classes
+from softline.tasks.predicting import Photograph, predict_images
 
 
 class TrainedDetector(Trained):
@@ -27,7 +28,6 @@ class TrainedDetector(Trained):
     kind = "a detector"
     unit = "images"
     drawings = ("",)
-    model: Detector
     recipe: DetectionRecipe
 
     def evaluate(
@@ -59,32 +59,53 @@ class TrainedDetector(Trained):
         task = Detection(self.model, self.classes, val_set=val_set, masks=val_set.masks)
         yield Measured({"source": given.source, "split": given.val_split}, evaluator.run(task, batch_size=1))
 
-    def predict(self, paths: Sequence[str], *, score: float = 0.5) -> Iterator[Prediction]:
-        """Find objects and draw them.
+    def predict(self, inputs: Any, *, score: float = 0.5, batch_size: int = 8) -> Any:
+        """Find objects: return `Detections` for an image, a list of them for a list of images.
 
+        inputs: paths, Pillow images, arrays or tensors; see `softline.data.images.single.to_image`.
         score: only objects with a higher score are kept.
+        batch_size: the largest number of images that are on the model's device at once; each runs on its own.
         """
-        check_range("--score", score, 0, 1, open_high=True)
+        check_range("score", score, 0, 1, open_high=True)
         self.model.eval()
-        self.model.score_threshold = score
-        return (self._predict(path, read_image(path, "RGB")) for path in paths)
+        with _score_threshold(self.model, score):
+            return predict_images(inputs, partial(self._find, score=score), mode="RGB", batch_size=batch_size)
 
-    def _predict(self, path: str, image: Image.Image) -> Prediction:
-        pixels = (pil_to_tensor(image).float() / 255).to(self.device)
+    def _find(self, photographs: Sequence[Photograph], *, score: float) -> list[Detections]:
+        pixels = [(pil_to_tensor(each.image).float() / 255).to(self.device) for each in photographs]
         with torch.no_grad():
-            (found,) = self.model([pixels])
-        found = {name: value.cpu() for name, value in found.items()}
-        names = [self.classes[label] for label in found["labels"].tolist()]
-        objects: list[dict[str, Any]] = [
-            {"class": name, "score": score, "box": box}
-            for name, score, box in zip(names, found["scores"].tolist(), found["boxes"].tolist(), strict=True)
-        ]
-        if "masks" in found:
-            for each, mask in zip(objects, found["masks"].numpy(), strict=True):
-                each["mask"] = encode_mask(mask)
-        drawn = draw_detections(image, found, self.classes, palette(min(len(self.classes), 255)))
-        text = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no objects"
-        return Prediction(path, {"objects": objects}, text, {"": drawn})
+            results = self.model(pixels)
+        return [self._detections(each, found, score) for each, found in zip(photographs, results, strict=True)]
+
+    def _detections(self, photograph: Photograph, found: dict[str, Tensor], score: float) -> Detections:
+        kept = found["scores"] > score
+        boxes, labels, scores = (found[name][kept].cpu() for name in ("boxes", "labels", "scores"))
+        return Detections(
+            image=photograph.image,
+            class_names=self.classes,
+            boxes=boxes,
+            labels=labels,
+            scores=scores,
+            masks=found["masks"][kept].cpu() if "masks" in found else None,
+            name=photograph.name,
+        )
 
     def view(self) -> ImageView:
         return backbone_view(self.model, self.name)
+
+
+@contextmanager
+def _score_threshold(model: nn.Module, score: float) -> Iterator[None]:
+    """Let a detector find all objects with a higher score; afterwards it has its own threshold again."""
+    own = getattr(model, "score_threshold", 0.0)
+    if not isinstance(model, Detector):
+        # the threshold of other networks, such as exported ones, is fixed
+        if score < own:
+            raise UserError(f"score must be at least {own:g}, which this detector was made with, got {score:g}")
+        yield
+        return
+    model.score_threshold = score
+    try:
+        yield
+    finally:
+        model.score_threshold = own

@@ -1,9 +1,9 @@
 """A class for each pixel."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from softline.engine.task import Setup, TaskDefinition, check_classes
+from softline.engine.task import Setup, TaskDefinition, check_classes, choose_classes, numbered
 from softline.tasks.segmentation.recipe import SegmentationRecipe
 
 if TYPE_CHECKING:
@@ -30,6 +30,15 @@ class SegmentationDefinition(TaskDefinition[SegmentationRecipe]):
         from softline.tasks.segmentation.build import build_segmenter
 
         return build_segmenter(recipe.without_weights(), len(facts["classes"]))
+
+    def known_facts(self, recipe: SegmentationRecipe, classes: Sequence[str] | None) -> dict[str, Any]:
+        """Return the classes of the layout, or those that data.classes names or counts."""
+        from softline.data.semantic.classes import ADE20K, CITYSCAPES
+
+        layout, own = recipe.data.layout, recipe.data.classes
+        layouts = {"ade20k": ADE20K, "cityscapes": [known.name for known in CITYSCAPES]}
+        known = layouts.get(layout) or (numbered(own) if isinstance(own, int) else own)
+        return {"classes": choose_classes(classes, known, f"data.layout {layout}")}
 
     def trained(self, model: "nn.Module", recipe: SegmentationRecipe, facts: Mapping[str, Any]) -> "TrainedSegmenter":
         from softline.tasks.segmentation.trained import TrainedSegmenter

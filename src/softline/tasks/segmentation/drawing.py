@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from softline.tasks.drawing import OPACITY, pillow_font
+from softline.tasks.drawing import OPACITY, beside, pillow_font
 
 
 def draw_labels(image: Image.Image, labels: Tensor, classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
@@ -21,7 +21,7 @@ def draw_labels(image: Image.Image, labels: Tensor, classes: Sequence[str], colo
     covered = Image.fromarray(overlay.round().astype(np.uint8))
     counts = torch.bincount(labels.flatten(), minlength=len(classes))
     shares = [(label, int(counts[label]) / labels.numel()) for label in counts.argsort(descending=True).tolist()]
-    return _beside(covered, _legend([row for row in shares if row[1] > 0], classes, colours, covered.height))
+    return beside(covered, _legend([row for row in shares if row[1] > 0], classes, colours, covered.height))
 
 
 def _legend(
@@ -47,10 +47,3 @@ def _legend(
             canvas.rectangle((size // 2, top, size // 2 + size, top + size), fill=colour, outline="black")
         canvas.text((2 * size, top + size / 2), text, fill="black", font=font, anchor="lm")
     return legend
-
-
-def _beside(left: Image.Image, right: Image.Image) -> Image.Image:
-    both = Image.new("RGB", (left.width + right.width, max(left.height, right.height)), "white")
-    both.paste(left, (0, 0))
-    both.paste(right, (left.width, 0))
-    return both

@@ -75,7 +75,7 @@ class Segmentation:
         _, images, labels = batch
         _keep_in_step(model, images[0], passes=self._passes(images[:valid]), windows=self.windows)
         for logits, truth in zip(self._logits(model, images[:valid]), labels, strict=False):
-            metrics["pixels"].update(_likeliest(logits, tuple(truth.shape)), truth)
+            metrics["pixels"].update(likeliest(logits, tuple(truth.shape)), truth)
 
     def details(self, metrics: MetricCollection) -> dict[str, Any]:
         """Return IoU, accuracy and number of pixels of each class."""
@@ -119,7 +119,7 @@ def predict_labels(
         raise UserError("predict_labels needs a model in evaluation mode: call model.eval()")
     if image.ndim != 3:
         raise UserError(f"image must have shape [3, H, W], got {tuple(image.shape)}")
-    return _likeliest(image_logits(model, image, windows=windows), size or tuple(image.shape[-2:]))
+    return likeliest(image_logits(model, image, windows=windows), size or tuple(image.shape[-2:]))
 
 
 def image_logits(model: nn.Module, image: Tensor, *, windows: SlidingWindows | None = None) -> Tensor:
@@ -152,7 +152,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return total / labels.numel()
 
 
-def _likeliest(logits: Tensor, size: tuple[int, ...]) -> Tensor:
+def likeliest(logits: Tensor, size: tuple[int, ...]) -> Tensor:
     """Resize logits [K, H, W] to ``size`` and return the most probable class of each pixel, int64."""
     best = logits.new_full(size, -torch.inf, dtype=torch.float32)
     labels = torch.zeros(size, dtype=torch.int64, device=logits.device)

@@ -1,25 +1,21 @@
-"""Trained segmenters: evaluate them, colour the pixels of images by their class."""
+"""Trained segmenters: evaluate them, find the class of each pixel of images."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 
 from softline.checks import check_option
-from softline.data.images.single import read_image
 from softline.data.semantic.classes import palette
-from softline.engine.trained import Evaluator, ImageView, Measured, Prediction, Trained
+from softline.engine.trained import Evaluator, ImageView, Measured, Trained
 from softline.tasks.images import backbone_view, check_trained_classes
+from softline.tasks.predicting import Photograph, predict_images, run_by_size
 from softline.tasks.segmentation.build import segmentation_eval_transform, segmentation_val_set, windows_of
-from softline.tasks.segmentation.drawing import draw_labels
 from softline.tasks.segmentation.recipe import SegmentationRecipe
-from softline.tasks.segmentation.task import Segmentation, predict_labels
-
-# the classes that a line of text names
-NAMED_CLASSES = 6
+from softline.tasks.segmentation.results import LabelMap
+from softline.tasks.segmentation.task import Segmentation, image_logits, likeliest
 
 
 class TrainedSegmenter(Trained):
@@ -58,25 +54,37 @@ class TrainedSegmenter(Trained):
         task = Segmentation(self.model, self.classes, val_set=val_set, windows=windows_of(given))
         yield Measured({"source": given.source, "split": given.val_split}, evaluator.run(task, batch_size=1))
 
-    def predict(self, paths: Sequence[str]) -> Iterator[Prediction]:
-        """Find the class of each pixel; draw the classes over the image, and the labels as grey values."""
-        self.model.eval()
-        return (self._predict(path, read_image(path, "RGB")) for path in paths)
+    def predict(self, inputs: Any, *, batch_size: int = 4) -> Any:
+        """Find the class of each pixel: return a `LabelMap` for an image, a list of them for a list of images.
 
-    def _predict(self, path: str, image: Image.Image) -> Prediction:
-        data, size = self.recipe.data, (image.height, image.width)
+        inputs: paths, Pillow images, arrays or tensors; see `softline.data.images.single.to_image`.
+        batch_size: the largest number of images at once; those of other sizes run on their own, and so does each image
+            if the recipe's inference is in windows.
+        """
+        self.model.eval()
+        return predict_images(inputs, self._label, mode="RGB", batch_size=batch_size)
+
+    def _label(self, photographs: Sequence[Photograph]) -> list[LabelMap]:
+        data = self.recipe.data
+        transform, windows = segmentation_eval_transform(self.model, data), windows_of(data)
         # the transform wants labels, and returns them unused
-        pixels, _ = segmentation_eval_transform(self.model, data)(image, np.zeros(size, np.uint8))
-        pixels = pixels.to(self.device)
-        labels = predict_labels(self.model, pixels, size, windows=windows_of(data)).cpu()
-        counts = torch.bincount(labels.flatten(), minlength=len(self.classes)).tolist()
-        shares = {name: count / labels.numel() for name, count in zip(self.classes, counts, strict=True) if count}
+        sizes = [(each.image.height, each.image.width) for each in photographs]
+        pixels = [
+            transform(each.image, np.zeros(size, np.uint8))[0].to(self.device)
+            for each, size in zip(photographs, sizes, strict=True)
+        ]
+        with torch.no_grad():
+            logits = (
+                run_by_size(pixels, self.model)
+                if windows is None
+                else (image_logits(self.model, image, windows=windows) for image in pixels)
+            )
+            labels = [likeliest(found, size).cpu() for found, size in zip(logits, sizes, strict=True)]
         colours = palette("cityscapes" if data.layout == "cityscapes" else len(self.classes))
-        drawn = draw_labels(image, labels, self.classes, colours)
-        largest = sorted(shares.items(), key=lambda item: -item[1])[:NAMED_CLASSES]
-        text = ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest)
-        grey = Image.fromarray(labels.numpy().astype(np.uint8))
-        return Prediction(path, {"pixels": shares}, text, {"": drawn, "_labels": grey})
+        return [
+            LabelMap(image=each.image, class_names=self.classes, labels=found, colours=colours, name=each.name)
+            for each, found in zip(photographs, labels, strict=True)
+        ]
 
     def view(self) -> ImageView:
         return backbone_view(self.model, self.name)

@@ -9,7 +9,7 @@ from torch import nn
 
 from softline.backbones.creation import building
 from softline.backbones.sequence import SequenceClassifier, SequenceEncoder
-from softline.data.sequences.interface import SequenceSamples, SequenceSource, Split, length_groups
+from softline.data.sequences.interface import SequenceForm, SequenceSamples, SequenceSource, Split, length_groups
 from softline.data.sequences.listops import ListOpsSettings
 from softline.data.sequences.lra import open_lra
 from softline.engine import distributed
@@ -43,7 +43,7 @@ def build_sequence(recipe: SequenceRecipe, setup: Setup) -> SequenceClassificati
     )
 
 
-def sequence_facts(recipe: SequenceRecipe, source: SequenceSource) -> dict[str, Any]:
+def sequence_facts(recipe: SequenceRecipe, source: SequenceForm) -> dict[str, Any]:
     """Return what the network must know of the data."""
     positions = recipe.model.options.get("positions", _power_of_two(source.max_length))
     if positions < source.max_length:

@@ -1,20 +1,25 @@
-"""Trained models of sequences: evaluate them."""
+"""Trained models of sequences: evaluate them, classify new sequences."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from softline.checks import check_option
+from softline.checks import check_integer, check_option
 from softline.data.sequences.interface import SequenceSamples
 from softline.data.sequences.lra import has_listops_files
-from softline.engine.trained import Evaluator, Measured, Prediction, Trained
+from softline.engine.trained import Evaluator, Measured, Trained
 from softline.errors import UserError
+from softline.tasks.predicting import predict_samples
+from softline.tasks.probabilities import Probabilities, class_probabilities
 from softline.tasks.sequence.build import open_sequences
 from softline.tasks.sequence.recipe import SequenceRecipe
 from softline.tasks.sequence.task import SequenceClassification
+from softline.tasks.sequence.tokens import TokenSample, list_samples, token_sample
 
 BATCH_SIZE = 32
 
@@ -27,6 +32,7 @@ class TrainedSequenceModel(Trained):
 
     kind = "a model of sequences"
     unit = "sequences"
+    drawings = ("",)
     recipe: SequenceRecipe
 
     def __init__(self, name: str, model: nn.Module, recipe: SequenceRecipe, facts: Mapping[str, Any]) -> None:
@@ -54,5 +60,36 @@ class TrainedSequenceModel(Trained):
         task = SequenceClassification(self.model, **self.facts, val_set=SequenceSamples(source, by_length=True))
         yield Measured({"source": given.source, "split": given.val_split}, evaluator.run(task, batch_size=BATCH_SIZE))
 
-    def predict(self, paths: Sequence[str]) -> Iterator[Prediction]:
-        raise UserError(f"{self.name} was trained for sequences, not for images")
+    def predict(self, inputs: Any, *, top: int = 5, batch_size: int = BATCH_SIZE) -> Any:
+        """Classify sequences: return `Probabilities` for a sequence, a list of them for a list of sequences.
+
+        inputs: a sequence is a list, a 1-d array or a 1-d tensor of token ids, or what its tokens are made of: a text
+            (text, retrieval), an expression (listops), or an image (image, pathfinder; see
+            `softline.data.images.single.to_image`). A `Path` is a file that holds one of these. Of two sequences that
+            are compared, a sample is a tuple, or a file in which a tab separates them. Texts are cut to the length that
+            the model was trained with.
+        top: how many classes the text, the dictionary and the picture of a result have.
+        batch_size: the largest number of sequences that the model is given at once.
+        """
+        check_integer("top", top, 1)
+        self.model.eval()
+        open_sample = partial(token_sample, data=self.recipe.data, parts=self.facts["parts"])
+        return predict_samples(
+            inputs,
+            list_samples(inputs, self.recipe.data, self.facts["parts"]),
+            open_sample,
+            partial(self._classify, top=top),
+            what="sequence",
+            batch_size=batch_size,
+        )
+
+    def _classify(self, samples: Sequence[TokenSample], *, top: int) -> list[Probabilities]:
+        task = SequenceClassification(self.model, **self.facts)
+        # labels are needed to collate, and do not matter
+        tokens, _ = task.collate([(sample.parts, 0) for sample in samples])
+        with torch.no_grad():
+            found = class_probabilities(self.model(tokens.to(self.device)))
+        return [
+            Probabilities(class_names=self.classes, by_label=values, shown=top, name=sample.name)
+            for sample, values in zip(samples, found, strict=True)
+        ]
