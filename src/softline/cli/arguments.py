@@ -132,8 +132,8 @@ def add_checkpoint(parser: Parser) -> None:
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="a .pt file of `softline train`, a directory that timm saved, or the name of a model that has published "
-        "weights",
+        help="a .pt file of `softline train`, an .onnx file of `softline export`, a directory that timm saved, or the "
+        "name of a model that has published weights",
     )
 
 

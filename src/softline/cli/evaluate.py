@@ -93,17 +93,17 @@ def _evaluate(options: argparse.Namespace) -> None:
         check_integer("--batch-size", options.batch_size, 1)
     check_integer("--workers", options.workers, 0)
 
+    from softline.deploy.loading import load
     from softline.engine import distributed
     from softline.engine.machine import check_input_memory, check_loaders
     from softline.engine.trained import Evaluator, check_options
     from softline.measure.environment import environment
-    from softline.tasks.loading import load_trained
 
     check_loaders("--workers", options.workers)
     for size in options.sizes or []:
         check_integer("--sizes", size, 1)
         check_input_memory(f"--sizes {size}", options.batch_size or 1, (CHANNELS, size, size))
-    trained = load_trained(options.checkpoint)
+    trained = load(options.checkpoint)
     given = given_options(options, TASK_OPTIONS)
     check_options(trained.evaluate, given, kind=trained.kind)
     accelerator = distributed.start(precision=options.precision)

@@ -1,1 +1,1 @@
-"""Trained models in use."""
+"""Trained models in use: loading them, exporting them, running exported files."""

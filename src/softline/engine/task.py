@@ -117,6 +117,13 @@ class TaskDefinition(ABC, Generic[R]):
             raise UserError(f"classes has no meaning for the task {recipe.task}, got {len(classes)} of them")
         return {}
 
+    def reopen(self, network: "nn.Module", described: Mapping[str, Any]) -> "Trained":
+        """Wrap an exported network, given what `Trained.describe` returned; the values may come from anywhere.
+
+        network: returns what the network of `Trained.graph` does, and has no parameters.
+        """
+        raise UserError(f"{type(self).__name__} cannot open exported networks")
+
     def settled(self, recipe: R) -> R:
         """Spell out what the recipe leaves to its model, so that other models can be trained in the same way."""
         return recipe

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import nn
 
 from softline.engine.evaluate import Evaluation, evaluate
+from softline.engine.graph import Description, Graph
 from softline.engine.recipe import Recipe
 from softline.engine.task import Notify, Task
 from softline.errors import UserError
@@ -152,6 +153,14 @@ class Trained(ABC):
 
         batch_size: the largest number of samples that the model is given at once.
         """
+
+    def graph(self) -> Graph:
+        """Return the network that is exported."""
+        raise UserError(f"{self.name} is {self.kind}, which cannot be exported")
+
+    def describe(self) -> Description:
+        """Return what an exported file must know, for `TaskDefinition.reopen`."""
+        raise UserError(f"{self.name} is {self.kind}, which cannot be exported")
 
     def view(self) -> ImageView:
         """Return the part that sees images, for analyses and the explorer."""

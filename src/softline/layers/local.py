@@ -17,7 +17,7 @@ from torch._higher_order_ops.scan import scan
 
 from softline.errors import UserError
 from softline.layers.grid import GridSize, as_pair, is_symbol, mean_token, spatial_map, spatial_tokens
-from softline.ops.chunks import is_exported, is_traced
+from softline.ops.chunks import is_exported, is_traced, needs_onnx_steps
 from softline.ops.inputs import narrow, saturate, widen, without_autocast
 
 # maps of at least this many elements get a convolution of their own
@@ -59,7 +59,7 @@ def _convolve_each(values: Tensor, kernels: Tensor, size: GridSize) -> Tensor:
         return values  # torch cannot convolve without groups
     planes, weight = widen(values), widen(kernels).reshape(-1, 1, *size)
     if is_exported():
-        out = _convolution_in_turn(planes, weight)
+        out = _exported_convolution(planes, weight)
     else:
         out = _shifted_sum(planes, weight) if is_traced() else _grouped_convolution(planes, weight)
     return narrow(out, values.dtype)
@@ -96,15 +96,15 @@ def _grouped_convolution(planes: Tensor, weight: Tensor) -> Tensor:
     return parts[0] if batch == 1 else torch.cat(parts)
 
 
-def _convolution_in_turn(planes: Tensor, weight: Tensor) -> Tensor:
-    """Convolve one sample after the other, for exported graphs.
+def _exported_convolution(planes: Tensor, weight: Tensor) -> Tensor:
+    """Convolve for exported graphs, whose runtimes do not fuse `_shifted_sum` and need ten times as long for it.
 
-    One convolution for all samples would have a number of groups that depends on the batch, which ONNX does not have,
-    and runtimes that do not fuse `_shifted_sum` need ten times as long for it.
+    One convolution for all samples has a number of groups that depends on the batch. ONNX has no such convolution: if
+    the batch may have any size, the samples are convolved one after the other there.
     """
     batch, channels = planes.shape[:2]
     padding = (weight.shape[-2] // 2, weight.shape[-1] // 2)
-    if not is_symbol(batch):
+    if not (is_symbol(batch) and needs_onnx_steps()):
         side_by_side = planes.flatten(0, 1).unsqueeze(0)  # [1, B C, H, W]
         return F.conv2d(side_by_side, weight, padding=padding, groups=batch * channels).reshape(planes.shape)
 

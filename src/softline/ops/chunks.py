@@ -5,8 +5,14 @@ computed in place. A compiler fuses the steps of a graph; the runtimes of export
 them one by one, so that fewer and larger steps are faster there.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor
+
+_ONNX_STEPS: ContextVar[bool] = ContextVar("only steps that ONNX has", default=False)
 
 
 def is_traced() -> bool:
@@ -17,6 +23,20 @@ def is_traced() -> bool:
 def is_exported() -> bool:
     """Whether torch.export records a graph that another runtime will execute, step by step and in any size."""
     return torch.compiler.is_exporting()
+
+
+@contextmanager
+def onnx_steps(wanted: bool) -> Iterator[None]:
+    """Record graphs in the steps that ONNX has, where torch has others."""
+    token = _ONNX_STEPS.set(wanted)
+    try:
+        yield
+    finally:
+        _ONNX_STEPS.reset(token)
+
+
+def needs_onnx_steps() -> bool:
+    return _ONNX_STEPS.get()
 
 
 def may_overwrite() -> bool:

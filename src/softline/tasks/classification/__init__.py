@@ -52,6 +52,11 @@ class ClassificationDefinition(TaskDefinition[ClassificationRecipe]):
 
         return Classifier(recipe.model.name, model, facts["classes"], image_settings(model, recipe.data), recipe)
 
+    def reopen(self, network: "nn.Module", described: Mapping[str, Any]) -> "Classifier":
+        from softline.tasks.classification.trained import reopen_classifier
+
+        return reopen_classifier(network, described)
+
     def settled(self, recipe: ClassificationRecipe) -> ClassificationRecipe:
         """Spell out the size, colours and crop of the model's images."""
         from softline.tasks.images import image_settings

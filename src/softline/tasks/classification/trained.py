@@ -1,7 +1,7 @@
 """Trained classifiers: evaluate them at several image sizes, name what is on an image."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,10 @@ from softline.attention.hooks import uncapped_landmarks
 from softline.backbones.creation import check_model_name, create_saved, set_image_size
 from softline.checks import check_integer
 from softline.data.images import in_order, open_source
+from softline.engine.graph import BATCH, Description, Graph, image_graph
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
 from softline.errors import UserError
+from softline.plain import check_entries
 from softline.tasks.classification.build import image_dataset
 from softline.tasks.classification.recipe import ClassificationRecipe
 from softline.tasks.classification.task import Classification
@@ -113,6 +115,21 @@ class Classifier(Trained):
             for each, values in zip(photographs, found, strict=True)
         ]
 
+    def graph(self) -> Graph:
+        size = self.settings["image_size"]
+        keys = ("mean", "std", "mode")
+        return image_graph(
+            self.model,
+            {"logits": (BATCH, None)},
+            size=(size, size),
+            least=int(getattr(self.model, "min_size", 1)),
+            **{key: self.settings[key] for key in keys},
+        )
+
+    def describe(self) -> Description:
+        count = int(getattr(self.model, "num_classes", len(self.classes)))
+        return {"model": self.name, "classes": list(self.classes), "count": count, "settings": dict(self.settings)}
+
     def view(self) -> ImageView:
         data = None
         if self.recipe is not None:
@@ -131,6 +148,22 @@ class Classifier(Trained):
         if found and len(found) != count:
             raise UserError(f"{source} has {len(found)} classes, the model {count}")
         return self.classes or found or tuple(str(index) for index in range(count))
+
+
+def reopen_classifier(network: nn.Module, described: Mapping[str, Any]) -> Classifier:
+    """Wrap an exported classifier; see `Classifier.describe`."""
+    entries = {"model": str, "classes": list[str], "count": int, "settings": dict}
+    check_entries(described, entries, "the description")
+    settings = described["settings"]
+    kinds = {"image_size": int, "mean": list[float], "std": list[float], "mode": str}
+    check_entries(settings, {**kinds, "interpolation": str, "crop_pct": float, "crop_mode": str}, "settings")
+    check_integer("count", described["count"], 1)
+    if len(described["classes"]) not in (0, described["count"]):
+        raise UserError(f"the description names {len(described['classes'])} of {described['count']} classes")
+    # raises if they make no sense
+    eval_image_transform(settings)
+    network.num_classes = described["count"]
+    return Classifier(described["model"], network, described["classes"], settings)
 
 
 def load_published(name: str) -> Classifier:

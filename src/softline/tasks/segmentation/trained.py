@@ -9,13 +9,19 @@ import torch
 
 from softline.checks import check_option
 from softline.data.semantic.classes import palette
+from softline.engine.graph import BATCH, HEIGHT, WIDTH, Description, Graph, image_graph
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
 from softline.tasks.images import backbone_view, check_trained_classes
+from softline.tasks.networks import channel_statistics
 from softline.tasks.predicting import Photograph, predict_images, run_by_size
 from softline.tasks.segmentation.build import segmentation_eval_transform, segmentation_val_set, windows_of
 from softline.tasks.segmentation.recipe import SegmentationRecipe
 from softline.tasks.segmentation.results import LabelMap
 from softline.tasks.segmentation.task import Segmentation, image_logits, likeliest
+from softline.tasks.shipping import describe_recipe
+
+# one pixel of the coarsest map
+LEAST_SIDE = 32
 
 
 class TrainedSegmenter(Trained):
@@ -85,6 +91,22 @@ class TrainedSegmenter(Trained):
             LabelMap(image=each.image, class_names=self.classes, labels=found, colours=colours, name=each.name)
             for each, found in zip(photographs, labels, strict=True)
         ]
+
+    def graph(self) -> Graph:
+        mean, std = channel_statistics(self.model, self.recipe.data)
+        return image_graph(
+            self.model,
+            {"logits": (BATCH, None, HEIGHT, WIDTH)},
+            size=self.recipe.data.crop,
+            least=LEAST_SIDE,
+            mean=mean,
+            std=std,
+        )
+
+    def describe(self) -> Description:
+        mean, std = channel_statistics(self.model, self.recipe.data)
+        data = dataclasses.replace(self.recipe.data, mean=tuple(mean), std=tuple(std))
+        return describe_recipe(self.recipe.replace(data=data), {"classes": list(self.classes)})
 
     def view(self) -> ImageView:
         return backbone_view(self.model, self.name)

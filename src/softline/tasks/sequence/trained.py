@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from softline.backbones.sequence import LEAST_TOKENS
 from softline.checks import check_integer, check_option
 from softline.data.sequences.interface import SequenceSamples
 from softline.data.sequences.lra import has_listops_files
+from softline.engine.graph import BATCH, LENGTH, Description, Graph, Sizes
 from softline.engine.trained import Evaluator, Measured, Trained
 from softline.errors import UserError
 from softline.tasks.predicting import predict_samples
@@ -20,8 +22,11 @@ from softline.tasks.sequence.build import open_sequences
 from softline.tasks.sequence.recipe import SequenceRecipe
 from softline.tasks.sequence.task import SequenceClassification
 from softline.tasks.sequence.tokens import TokenSample, list_samples, token_sample
+from softline.tasks.shipping import describe_recipe
 
 BATCH_SIZE = 32
+# of sequences that an exported network is compared with its original on
+USUAL_LENGTH = 1024
 
 
 class TrainedSequenceModel(Trained):
@@ -38,6 +43,30 @@ class TrainedSequenceModel(Trained):
     def __init__(self, name: str, model: nn.Module, recipe: SequenceRecipe, facts: Mapping[str, Any]) -> None:
         super().__init__(name, model, facts["classes"], recipe)
         self.facts = dict(facts)
+
+    def graph(self) -> Graph:
+        positions, parts = self.facts["positions"], self.facts["parts"]
+
+        def sample(sizes: Sizes) -> Tensor:
+            shape = (sizes[BATCH], parts, sizes[LENGTH])
+            tokens = torch.randint(1, self.facts["vocabulary"], shape, generator=torch.Generator().manual_seed(0))
+            # the second half of every other sequence is padding
+            tokens[1::2, :, -(sizes[LENGTH] // 2) :] = 0
+            return tokens
+
+        return Graph(
+            network=self.model,
+            input="tokens",
+            axes=(BATCH, None, LENGTH),
+            outputs={"logits": (BATCH, None)},
+            usual={LENGTH: min(positions, USUAL_LENGTH)},
+            least={LENGTH: min(positions, LEAST_TOKENS)},
+            most={LENGTH: positions},
+            sample=sample,
+        )
+
+    def describe(self) -> Description:
+        return describe_recipe(self.recipe, self.facts)
 
     def evaluate(self, data: str | None, evaluator: Evaluator, *, split: str | None = None) -> Iterator[Measured]:
         """Measure the accuracy on a split, which must be there already and fit the model.

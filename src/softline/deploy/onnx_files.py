@@ -1,0 +1,186 @@
+"""ONNX files: writing a recorded graph, and running it in ONNX Runtime.
+
+What softline needs to use a file again, and what others need to use it at all (class names, sizes, mean and standard
+deviation), is in its metadata, as JSON. A file holds its weights; files that refer to others are not opened.
+"""
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+import softline
+from softline.engine.graph import BATCH, Graph
+from softline.errors import UserError
+from softline.files import read_bytes
+from softline.plain import check_entries, check_plain, read_json
+
+FORMAT = 1
+KEY = "softline"
+# protobuf's
+MOST_BYTES = 2**31 - 1
+
+
+class OnnxModel(NamedTuple):
+    content: bytes
+    operators: dict[str, int]
+    """How often each operator occurs."""
+
+
+def write_onnx(program: ExportedProgram, graph: Graph, metadata: Mapping[str, Any]) -> OnnxModel:
+    """Translate a recorded graph."""
+    import onnx_ir
+    from onnx_ir.passes import common
+    from onnxscript import optimizer
+
+    with warnings.catch_warnings():
+        # about torch's own modules
+        warnings.simplefilter("ignore")
+        translated = torch.onnx.export(
+            program,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            custom_translation_table=dict(graph.translations()) or None,
+        )
+    assert translated is not None, "the dynamo exporter returns a program"
+    model = translated.model
+    # torch's own optimisation also looks for patterns, in vain and for most of the time
+    optimizer.fold_constants(model)
+    for simplify in (
+        common.RemoveUnusedNodesPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.LiftSubgraphInitializersToMainGraphPass(),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+    ):
+        simplify(model)
+    _name_ends(model, graph)
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+    model.producer_name, model.producer_version = "softline", softline.__version__
+    model.metadata_props.clear()
+    model.metadata_props.update({key: json.dumps(value) for key, value in metadata.items()})
+    proto = onnx_ir.to_proto(model)
+    # formulas of the sizes, which runtimes find out themselves, and notes about torch's graph
+    del proto.graph.value_info[:]
+    content = proto.SerializeToString()
+    if len(content) > MOST_BYTES:
+        raise UserError(f"an ONNX file has at most 2 GB, the network needs {len(content) / 2**30:.1f}")
+    return OnnxModel(content, dict(Counter(node.op_type for node in model.graph.all_nodes()).most_common()))
+
+
+def _name_ends(model: Any, graph: Graph) -> None:
+    """Give inputs, outputs and their free axes the names that users see."""
+    import onnx_ir
+
+    ends = [(graph.input, graph.axes), *graph.outputs.items()]
+    for value, (name, axes) in zip([*model.graph.inputs, *model.graph.outputs], ends, strict=True):
+        value.name = name
+        known = list(value.shape)
+        value.shape = onnx_ir.Shape(
+            [length if isinstance(length, int) else axis or length for length, axis in zip(known, axes, strict=True)]
+        )
+
+
+def open_onnx(path: str | Path) -> tuple["OnnxNetwork", dict[str, Any]]:
+    """Open a file that softline exported: its network, and what `Trained.describe` says about it with its task."""
+    if not Path(path).exists():
+        raise UserError(f"no such file: {path}")
+    content = read_bytes(path)
+    try:
+        session = start_session(content)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    stored = session.get_modelmeta().custom_metadata_map.get(KEY)
+    if stored is None:
+        raise UserError(f"{path} was not exported by softline: its metadata has no {KEY}")
+    about = read_json(stored, str(path))
+    check_entries(about, {"format": int, "task": str, "input": dict, "description": dict}, str(path))
+    check_plain(about, str(path))
+    if about["format"] != FORMAT:
+        raise UserError(f"{path} has format {about['format']}; this softline reads format {FORMAT}")
+    check_entries(about["input"], {"axes": list[str | None], "ranges": dict[str, list[int | None]]}, str(path))
+    (given,) = session.get_inputs()
+    if len(about["input"]["axes"]) != len(given.shape):
+        raise UserError(f"{path}: its metadata describes another input than {given.name}{given.shape}")
+    return OnnxNetwork(session, about["input"]["axes"], about["input"]["ranges"], str(path)), about
+
+
+def start_session(content: bytes) -> Any:
+    """Start ONNX Runtime on the content of a file, on the CPU with torch's number of threads."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    # only errors, which are raised as well
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        # its errors have no common class of their own
+        raise UserError(f"ONNX Runtime cannot open it: {_reason(error)}") from error
+
+
+class OnnxNetwork(nn.Module):
+    """An exported network, run by ONNX Runtime on the CPU.
+
+    ranges: smallest and largest length of each named axis of the input, None for no limit.
+    """
+
+    def __init__(
+        self, session: Any, axes: list[str | None], ranges: Mapping[str, list[int | None]], name: str = "the file"
+    ) -> None:
+        super().__init__()
+        self.session, self.axes, self.ranges, self.name = session, axes, ranges, name
+        (self.input,) = session.get_inputs()
+        self.dtype = {"tensor(uint8)": np.uint8, "tensor(int64)": np.int64}.get(self.input.type, np.float32)
+
+    def forward(self, x: Tensor) -> Any:
+        given = x.detach().cpu().numpy().astype(self.dtype, copy=False)
+        least, most = self.ranges.get(BATCH, [1, None])
+        if most is None or least != most or len(given) == least:
+            return self._run(given)
+        # a fixed batch: as many runs as needed, the last one filled up
+        parts = []
+        for first in range(0, len(given), most):
+            part = given[first : first + most]
+            filled = np.concatenate([part, *[part[-1:]] * (most - len(part))])
+            parts.append(self._run(filled)[: len(part)])
+        return torch.cat(parts)
+
+    def _run(self, given: Any) -> Any:
+        self._check(given.shape)
+        try:
+            found = self.session.run(None, {self.input.name: given})
+        except Exception as error:
+            raise UserError(f"ONNX Runtime cannot run {self.name} on {list(given.shape)}: {_reason(error)}") from error
+        tensors = tuple(torch.from_numpy(part) for part in found)
+        return tensors[0] if len(tensors) == 1 else tensors
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        if len(shape) != len(self.axes):
+            raise UserError(f"{self.name} takes {self.input.name} with {len(self.axes)} axes, got {list(shape)}")
+        for length, axis in zip(shape, self.axes, strict=True):
+            least, most = self.ranges.get(axis or "", [None, None])
+            if (least is not None and length < least) or (most is not None and length > most):
+                wanted = f"{least}" if least == most else f"{least or 1} to {'any' if most is None else most}"
+                raise UserError(f"{self.name} was exported for {axis} {wanted}, got {length}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OnnxNetwork":
+        # it has no state that could change
+        return self
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,97 @@
+"""ONNX files with 8-bit weights and, for static quantisation, 8-bit activations of convolutions and linear layers.
+
+Attention itself keeps float32: sums over tokens, distances and inverses do not survive 8 bits.
+"""
+
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from softline.errors import UserError
+
+Int8 = Literal["dynamic", "static"]
+LAYERS = ("Conv", "Gemm", "MatMul")
+
+
+def quantize(content: bytes, kind: Int8, *, calibration: Iterable[Tensor] = ()) -> bytes:
+    """Quantise the layers of an ONNX model that have constant weights.
+
+    kind: "dynamic" finds the range of the activations in every run, "static" once, from the calibration inputs.
+    calibration: inputs of the model.
+    """
+    import onnx
+    from onnxruntime import quantization
+
+    model = onnx.load_from_string(content)
+    layers = _layers(model)
+    if not layers:
+        raise UserError("the network has no convolution or linear layer with constant weights to quantise")
+    with tempfile.TemporaryDirectory() as directory, _quiet():
+        target = Path(directory) / "quantised.onnx"
+        if kind == "dynamic":
+            # ONNX Runtime has no dynamic convolution that is faster than that of float32
+            matrices = [name for name, operator in layers.items() if operator != "Conv"]
+            quantization.quantize_dynamic(model, target, nodes_to_quantize=matrices, per_channel=True)
+        else:
+            reader = _Reader(model.graph.input[0].name, calibration)
+            quantization.quantize_static(
+                model,
+                target,
+                reader,
+                nodes_to_quantize=list(layers),
+                per_channel=True,
+                quant_format=quantization.QuantFormat.QDQ,
+                activation_type=quantization.QuantType.QUInt8,
+                weight_type=quantization.QuantType.QInt8,
+                extra_options={"ActivationSymmetric": False},
+            )
+            if not reader.seen:
+                raise UserError("static quantisation needs at least one calibration image")
+        written = onnx.load(target)
+    del written.metadata_props[:]
+    written.metadata_props.extend(model.metadata_props)
+    return bytes(written.SerializeToString())
+
+
+def _layers(model: Any) -> dict[str, str]:
+    """Return the layers with constant weights, by name, with their operator."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return {
+        node.name: node.op_type
+        for node in model.graph.node
+        if node.op_type in LAYERS and len(node.input) > 1 and node.input[1] in constants
+    }
+
+
+class _Reader:
+    """Calibration inputs in the form that ONNX Runtime asks for."""
+
+    def __init__(self, name: str, inputs: Iterable[Tensor]) -> None:
+        self.name, self.inputs, self.seen = name, iter(inputs), 0
+
+    def get_next(self) -> dict[str, Any] | None:
+        given = next(self.inputs, None)
+        if given is None:
+            return None
+        self.seen += 1
+        return {self.name: given.numpy()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while (given := self.get_next()) is not None:
+            yield given
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep ONNX Runtime's advice to preprocess the model, which softline has done, out of the log."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
