@@ -28,6 +28,10 @@ def small(build, **options) -> Detector:
     narrow = {"embed_dims": (8, 8, 16, 16), "num_heads": (1, 1, 2, 2), "depths": (1, 1, 1, 1)}
     options = {"width": 16, "anchor_sizes": (8, 16, 32, 64, 128)} | options
     detector = build(timm.create_model("inline_micro", features_only=True, **narrow), 3, **options)
+    if build is retinanet:
+        # one of four convolutions: exporting takes long
+        for head in (detector.detector.head.classification_head, detector.detector.head.regression_head):
+            head.conv = head.conv[:1]
     for name, parameter in detector.named_parameters():
         if "backbone" not in name and parameter.dim() > 1:
             size = 0.3 if "bbox" in name else 1.2
@@ -35,7 +39,7 @@ def small(build, **options) -> Detector:
     if detector.masks:
         # regions of small images come from all levels too
         for pooling in (detector.detector.roi_heads.box_roi_pool, detector.detector.roi_heads.mask_roi_pool):
-            pooling.map_levels = LevelMapper(2, 5, canonical_scale=32)
+            pooling.map_levels = LevelMapper(2, 5, canonical_scale=24)
     return detector.eval()
 
 
@@ -62,9 +66,8 @@ def assert_same(found: tuple[Tensor, ...], expected: dict[str, Tensor], size: tu
     assert (len(found) == 4) == ("masks" in expected)
     if "masks" in expected:
         assert found[3].shape == (len(boxes), 28, 28)
-        pasted = [
-            paste_masks_in_image(*pair, size)[0, 0] >= 0.5 for pair in zip(found[3][:, None, None], boxes[:, None])
-        ]
+        pairs = zip(found[3][:, None, None], boxes[:, None], strict=True)
+        pasted = [paste_masks_in_image(*pair, size)[0, 0] >= 0.5 for pair in pairs]
         wrong = sum((a != b).sum().item() for a, b in zip(pasted, expected["masks"], strict=True))
         assert wrong <= 1e-3 * expected["masks"].sum()
 
@@ -73,7 +76,7 @@ def assert_same(found: tuple[Tensor, ...], expected: dict[str, Tensor], size: tu
 @pytest.mark.parametrize("size", SIZES)
 def test_the_graph_finds_what_the_detector_finds(build, size):
     # with all candidates, of which there are more than 1000, torchvision suppresses boxes class by class
-    for threshold in (0.0, 0.2):
+    for threshold in (0.0, 0.15):
         detector = small(build, score_threshold=threshold)
         image = photograph(size)
         expected = detections(detector, image)
@@ -97,12 +100,10 @@ def test_the_limits_are_the_detectors(build):
     assert [part.shape for part in masks] == [(0, 28, 28)] * detector.masks
 
 
-@pytest.mark.parametrize("build", BUILDERS)
-def test_regions_are_pooled_from_every_level(build):
-    """What the comparisons above are worth: the small images have regions of all sizes."""
+@pytest.mark.parametrize("build", [mask_rcnn, cascade_mask_rcnn])
+def test_the_regions_of_small_images_come_from_every_level(build):
+    """Otherwise the comparisons of this file would say little."""
     detector = small(build, score_threshold=0.0)
-    if not detector.masks:
-        pytest.skip("RetinaNet has no regions")
     levels: Counter[int] = Counter()
     pooling = detector.detector.roi_heads.box_roi_pool
     pooling.register_forward_hook(lambda module, inputs, out: levels.update(module.map_levels(inputs[1]).tolist()))
@@ -110,10 +111,10 @@ def test_regions_are_pooled_from_every_level(build):
     assert set(levels) == {0, 1, 2, 3}
 
 
-@pytest.fixture(scope="module", params=[retinanet, cascade_mask_rcnn])
+@pytest.fixture(scope="module", params=[pytest.param(retinanet, marks=pytest.mark.slow), cascade_mask_rcnn])
 def exported(request):
     """A detector that finds nothing in the dark, and its graph for images of any size."""
-    detector = small(request.param, score_threshold=0.0)
+    detector = small(request.param, score_threshold=0.0, detections_per_image=300)
     detector.score_threshold = 1.01 * detections(detector, dark())["scores"].max().item()
     free = {"images": {2: Dim.DYNAMIC, 3: Dim.DYNAMIC}}
     with torch.no_grad(), symbolic_shapes.patch(backed_size_oblivious=True):

@@ -40,7 +40,7 @@ def write_onnx(program: ExportedProgram, graph: Graph, metadata: Mapping[str, An
     from onnx_ir.passes import common
     from onnxscript import optimizer
 
-    with warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings():
         # about torch's own modules
         warnings.simplefilter("ignore")
         translated = torch.onnx.export(

@@ -64,8 +64,10 @@ def sizes_to_compare(graph: Graph, fixed: Sizes) -> list[dict[str, int]]:
     else:
         height, width = graph.usual[HEIGHT], graph.usual[WIDTH]
         least = max(graph.least.get(HEIGHT, 1), 1)
-        factors = ((1, 1), (0.9, 1.5), (1.2, 0.7), (2, 2), (0.6, 0.6))
+        factors = ((1, 1), (0.9, 1.5), (1.2, 0.7), (2, 2))
         places = [{HEIGHT: max(int(a * height), least), WIDTH: max(int(b * width), least)} for a, b in factors]
+        # the smallest grids
+        places.append({HEIGHT: least, WIDTH: least})
     for place in places:
         lengths = {**place, **{axis: length for axis, length in fixed.items() if axis != BATCH}}
         if lengths not in chosen:

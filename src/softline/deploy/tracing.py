@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import _config as symbolic_shapes
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from softline.engine.graph import BATCH, Graph, Sizes
 from softline.errors import UserError
@@ -60,11 +62,30 @@ def trace(graph: Graph, fixed: Sizes, *, onnx: bool) -> ExportedProgram:
     example = graph.sample(sizes)
     try:
         with torch.no_grad(), _for_any_size(), onnx_steps(onnx):
-            return torch.export.export(graph.network.eval(), (example,), dynamic_shapes=(free,), strict=False)
+            program = torch.export.export(graph.network.eval(), (example,), dynamic_shapes=(free,), strict=False)
     except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{_what(graph)} cannot be recorded as a graph: {_first_line(error)}") from error
+    relax(program, graph, fixed)
+    return program
+
+
+def relax(program: ExportedProgram, graph: Graph, fixed: Sizes) -> None:
+    """Let a recorded graph accept all lengths in the ranges of its axes.
+
+    torch.export notes which lengths its reasoning about memory layouts does not cover, such as a batch of one or a map
+    of a single token, and refuses them when the program runs, although its steps are right for them; `compare` runs the
+    program at such lengths.
+    """
+    program._guards_code = []
+    (value,) = (node.meta["val"] for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
+    limits = ranges(graph, fixed)
+    for length, axis in zip(value.shape, graph.axes, strict=True):
+        if isinstance(length, torch.SymInt) and axis is not None:
+            least, most = limits[axis]
+            upper = int_oo if most is None else most
+            program.range_constraints[length.node.expr] = ValueRanges(least or 1, upper)
 
 
 def example_sizes(graph: Graph, fixed: Sizes) -> dict[str, int]:

@@ -1,19 +1,18 @@
 """A detector as a module with tensors only, from one image to its detections, which torch.export can trace.
 
-`Detector` takes and returns lists and dicts, and what it computes depends on the data: torch.export cannot trace it.
-The modules here have the same parts and find the same detections. Their graph serves images of any height and width, and
+`Detector` takes and returns lists and dicts, and decides in Python what depends on the data, which torch.export cannot
+trace. The modules here are made of its parts and find the same. Their graph serves images of any height and width, and
 torch.onnx translates all of it, non-maximum suppression and the pooling of regions included.
 
 Differences from `Detector`:
 
-- An image has the size at which the detector works: resizing, and mapping the detections back, is left to the caller.
+- An image has the size at which the detector works: the caller resizes it, and maps the detections back.
 - Masks are probabilities within their box. The caller pastes them into the image.
-- Of each level's candidates the best are chosen first and the score threshold is applied afterwards, which selects the
-  same ones, because all that are left out have lower scores.
-- Boxes of different classes, and in region proposals of different levels, are kept apart by a shift, as torchvision
-  does for up to 1000 boxes. For more it suppresses boxes class by class; the shift rounds coordinates, so the two may
-  differ on boxes whose overlap is within rounding of the limit.
-- Regions are sorted by level before they are pooled: each is pooled from one level only, and none is counted in Python.
+- RetinaNet first chooses the best candidates of each level and then applies the score threshold. The order does not
+  matter: what has a lower score than the threshold has a lower score than everything above it.
+- Boxes of different classes, or of different levels among region proposals, are kept apart by a shift, as torchvision
+  does for up to 1000 boxes. For more it suppresses boxes class by class. The shift rounds coordinates, so the two may
+  disagree on boxes whose overlap is within rounding of the limit.
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, RetinaNet
-from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image, nms, roi_align
 
 from softline.errors import UserError
@@ -40,9 +38,9 @@ def detection_graph(detector: Detector) -> nn.Module:
 
     The module takes images [1, 3, H, W] with values in [0, 1], already resized to the detector's size, and pads them to
     whole patches of the backbone. It returns the tuple boxes [n, 4] as x1, y1, x2, y2 in pixels of that image, scores
-    [n] in descending order, labels [n] from 0 to num_classes - 1 and, if the detector predicts masks, masks [n, 28, 28],
-    probabilities within the box. The number of detections n may be 0. The score threshold and the maximum number of
-    detections are the detector's at the time of the call.
+    [n] in descending order, labels [n] from 0 to num_classes - 1 and, if the detector predicts masks, masks
+    [n, 28, 28], probabilities within the box. The number of detections n may be 0. The score threshold and the maximum
+    number of detections are the detector's at the time of the call or, in an exported graph, of the trace.
     """
     parts: Any = detector.detector
     if isinstance(parts, RetinaNet):
@@ -77,12 +75,13 @@ class RetinaNetGraph(nn.Module):
 
 def _best_of_level(parts: Any, maps: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Boxes [k, 4], scores [k] and labels [k] of a level [1, C, H, W] with anchors [H W A, 4]."""
-    outputs = parts.head([maps])
-    logits, offsets = outputs["cls_logits"][0], outputs["bbox_regression"][0]
-    num_classes = logits.shape[-1]
-    scores, places = _best(logits.sigmoid().flatten(), parts.topk_candidates)
-    chosen = torch.div(places, num_classes, rounding_mode="floor")
-    return parts.box_coder.decode_single(offsets[chosen], anchors[chosen]), scores, places % num_classes
+    classes, shifts = parts.head.classification_head, parts.head.regression_head
+    # [H W A K], in torchvision's order
+    scores = _in_rows(classes.cls_logits(classes.conv(maps)), 1).sigmoid().flatten()
+    offsets = _in_rows(shifts.bbox_reg(shifts.conv(maps)), 4)
+    best, places = _best(scores, parts.topk_candidates)
+    chosen = torch.div(places, classes.num_classes, rounding_mode="floor")
+    return parts.box_coder.decode_single(offsets[chosen], anchors[chosen]), best, places % classes.num_classes
 
 
 class MaskRCNNGraph(nn.Module):
@@ -108,8 +107,9 @@ def _propose(rpn: Any, maps: Sequence[Tensor], size: Sequence[int]) -> Tensor:
     """The regions [n, 4] in which the region proposal network expects objects."""
     boxes, scores, levels = [], [], []
     for level, (level_maps, anchors) in enumerate(zip(maps, _level_anchors(rpn.anchor_generator, maps), strict=True)):
-        logits, offsets = concat_box_prediction_layers(*rpn.head([level_maps]))
-        best, places = _best(logits.flatten(), rpn.pre_nms_top_n())
+        (logits,), (shifts,) = rpn.head([level_maps])
+        best, places = _best(_in_rows(logits, 1).flatten(), rpn.pre_nms_top_n())
+        offsets = _in_rows(shifts, 4)
         boxes.append(rpn.box_coder.decode_single(offsets[places], anchors[places]))
         scores.append(best.sigmoid())
         levels.append(torch.full_like(places, level))
@@ -179,6 +179,11 @@ def _level_anchors(generator: Any, maps: Sequence[Tensor]) -> list[Tensor]:
     return anchors
 
 
+def _in_rows(outputs: Tensor, columns: int) -> Tensor:
+    """Outputs [1, C, H, W] -> the rows [H W C / columns, columns] of each place, one place after the other."""
+    return outputs[0].permute(1, 2, 0).reshape(-1, columns)
+
+
 def _best(scores: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     """The ``limit`` largest of some scores [n], or all of them, in descending order, and their places."""
     values, places = scores.topk(torch.sym_min(limit, scores.shape[0]))
@@ -206,12 +211,14 @@ def _suppress(boxes: Tensor, scores: Tensor, groups: Tensor, overlap: float, lim
 def _pool(pooling: MultiScaleRoIAlign, maps: Sequence[Tensor], regions: Tensor) -> Tensor:
     """Pool regions [n, 4], each from the level of its size: [n, C, S, S]."""
     levels = pooling.map_levels([regions])
-    parts, places = [], torch.zeros_like(levels)
+    # the first column is the image's place in the batch
+    regions = F.pad(regions, (1, 0))
+    chosen, pooled = [], []
     for level, scale in enumerate(pooling.scales):
-        here = levels == level
-        # regions of a level follow those of the levels before
-        places = torch.where(here, (levels < level).sum() + here.cumsum(0) - 1, places)
-        corners = F.pad(regions[_places(here)], (1, 0))
+        chosen.append(_places(levels == level))
         # in float32, as the regions are: half precision has steps of 2 pixels above 2048
-        parts.append(roi_align(maps[level].float(), corners, pooling.output_size, scale, pooling.sampling_ratio))
-    return torch.cat(parts)[places].to(maps[0])
+        level_maps = maps[level].float()
+        pooled.append(roi_align(level_maps, regions[chosen[-1]], pooling.output_size, scale, pooling.sampling_ratio))
+    order = torch.cat(chosen)
+    places = torch.zeros_like(levels).scatter(0, order, torch.arange(order.shape[0], device=order.device))
+    return torch.cat(pooled)[places].to(maps[0])

@@ -9,6 +9,9 @@ Deviations: the auxiliary head has its own LayerNorm; in mmsegmentation it share
 upsamples maps by 2 instead of resizing them to the next level, so its images are padded to multiples of 32.
 """
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
@@ -16,7 +19,8 @@ from torch import Tensor, nn
 from softline.checks import check_integer, check_range
 from softline.errors import UserError
 from softline.heads.features import STRIDES, StageMaps
-from softline.layers.grid import pad_to_whole
+from softline.layers.grid import as_pair, pad_to_whole
+from softline.ops.chunks import is_exported
 
 # the third of four stages, at stride 16
 AUXILIARY_STAGE = 2
@@ -97,6 +101,7 @@ def upernet(
     maps = StageMaps(body, norm=False)
     decoder = UPerNetDecoder(encoder_channels=[0, 0, *maps.channels], decoder_channels=channels)
     initialize_decoder(decoder)
+    _pool_any_size(decoder)
     side = _fcn(maps.channels[AUXILIARY_STAGE], channels // 2, num_classes, dropout) if auxiliary else None
     return Segmenter(maps, decoder, _classifier(channels, num_classes, dropout), auxiliary=side)
 
@@ -133,6 +138,35 @@ def semantic_fpn(
     )
     initialize_decoder(decoder)
     return Segmenter(maps, decoder, _classifier(head_channels, num_classes, 0.0), divisor=STRIDES[-1])
+
+
+class AdaptiveMean(nn.AdaptiveAvgPool2d):
+    """torch's adaptive average pooling, which in an exported graph serves maps of any size.
+
+    torch would record the cells of the map it is shown; here they are two matrices that depend on its sides.
+    """
+
+    def forward(self, maps: Tensor) -> Tensor:
+        if not is_exported():
+            return super().forward(maps)
+        sides: Any = as_pair("output_size", self.output_size)  # type: ignore[arg-type]
+        rows, columns = (_cell_shares(length, count, maps) for length, count in zip(maps.shape[2:], sides, strict=True))
+        return rows @ maps @ columns.mT
+
+
+def _cell_shares(length: int, count: int, like: Tensor) -> Tensor:
+    """The share of each place in the mean of each cell [count, length]; cells overlap if they do not divide it."""
+    cell = torch.arange(count, device=like.device)[:, None]
+    place = torch.arange(length, device=like.device)
+    inside = (place >= cell * length // count) & (place < ((cell + 1) * length + count - 1) // count)
+    return inside.to(like.dtype) / inside.sum(1, keepdim=True)
+
+
+def _pool_any_size(decoder: nn.Module) -> None:
+    for module in list(decoder.modules()):
+        for name, part in list(module.named_children()):
+            if isinstance(part, nn.AdaptiveAvgPool2d):
+                setattr(module, name, AdaptiveMean(part.output_size))
 
 
 def _enlarge(logits: Tensor, padded: Tensor, images: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from softline.engine.task import Setup, TaskDefinition, check_classes, choose_classes, numbered
+from softline.plain import check_entries
 from softline.tasks.detection.recipe import DetectionRecipe
 
 if TYPE_CHECKING:
@@ -44,6 +45,21 @@ class DetectionDefinition(TaskDefinition[DetectionRecipe]):
         from softline.tasks.detection.trained import TrainedDetector
 
         return TrainedDetector(recipe.model.name, model, facts["classes"], recipe)
+
+    def reopen(self, network: "nn.Module", described: Mapping[str, Any]) -> "TrainedDetector":
+        from softline.tasks.detection.exported import ExportedDetector
+        from softline.tasks.shipping import read_description
+
+        recipe, facts = read_description(described, DetectionRecipe)
+        self.check_facts(facts)
+        check_entries(facts, {"score_threshold": float}, "facts")
+        detector = ExportedDetector(
+            network,
+            short_side=recipe.data.short_side,
+            long_side=recipe.data.long_side,
+            score_threshold=facts["score_threshold"],
+        )
+        return self.trained(detector, recipe, facts)
 
 
 definition = DetectionDefinition()

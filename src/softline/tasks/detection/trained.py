@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from softline.checks import check_range
+from softline.engine.graph import Description, Graph, image_graph
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
 from softline.errors import UserError
+from softline.heads.detection_graph import detection_graph
 from softline.heads.detectors import Detector
 from softline.tasks.detection.build import detection_val_set
 from softline.tasks.detection.recipe import DetectionRecipe
@@ -20,6 +22,10 @@ from softline.tasks.detection.results import Detections
 from softline.tasks.detection.task import Detection
 from softline.tasks.images import backbone_view, check_trained_classes
 from softline.tasks.predicting import Photograph, predict_images
+from softline.tasks.shipping import describe_recipe
+
+# one pixel of the coarsest map
+LEAST_SIDE = 32
 
 
 class TrainedDetector(Trained):
@@ -89,6 +95,26 @@ class TrainedDetector(Trained):
             masks=found["masks"][kept].cpu() if "masks" in found else None,
             name=photograph.name,
         )
+
+    def graph(self) -> Graph:
+        data, detector = self.recipe.data, self._detector()
+        outputs = {"boxes": ("found", None), "scores": ("found",), "labels": ("found",)}
+        if detector.masks:
+            outputs["masks"] = ("found", None, None)
+        side = min(data.short_side, data.long_side)
+        described = image_graph(
+            detection_graph(detector), outputs, size=(side, side), least=LEAST_SIDE, mean=None, std=None
+        )
+        # one image at a time: each has a number of objects of its own
+        return dataclasses.replace(described, axes=(None, *described.axes[1:]))
+
+    def describe(self) -> Description:
+        facts = {"classes": list(self.classes), "score_threshold": self._detector().score_threshold}
+        return describe_recipe(self.recipe, facts)
+
+    def _detector(self) -> Detector:
+        assert isinstance(self.model, Detector), "only checkpoints are exported"
+        return self.model
 
     def view(self) -> ImageView:
         return backbone_view(self.model, self.name)
