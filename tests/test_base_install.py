@@ -12,6 +12,7 @@ from softline.cli.messages import EXTRAS
 
 # parts of softline with modules that need an extra, and the extras that they may need; all others need none
 NEEDS = {
+    "deploy": ("train",),
     "engine": {"train"},
     "tasks": {"train", "dense"},
     "experiments": {"train"},
@@ -115,6 +116,7 @@ NEEDING = {
     "train quickstart": "train",
     "evaluate official.pth embedded": "train",
     "predict official.pth image.png": "train",
+    "export official.pth --to model.onnx": "train",
     "compare --attentions softpp": "train",
     "lra --small": "train",
     "analyze cost": "train",

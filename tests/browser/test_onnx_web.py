@@ -158,3 +158,5 @@ def test_a_file_that_is_no_image_is_named_on_the_page(page, folder, address):
     (folder / "note.txt").write_text("no image")
     page.locator("input[type=file]").set_input_files(folder / "note.txt")
     sync_api.expect(page.locator("#state.error")).to_contain_text("note.txt")
+    assert len(classify(page, folder / "bag.png")) == 5
+    sync_api.expect(page.locator("#state")).not_to_contain_text("note.txt")

@@ -11,7 +11,13 @@ from softline.engine.trained import Trained
 from softline.tasks.classification.trained import Classifier
 from softline.tasks.images import image_settings
 
-SMALL = {"embed_dims": [8, 8, 16, 16], "num_heads": [1, 1, 2, 2], "depths": [1, 1, 1, 1]}
+# few steps of Newton's method, each of which would be a part of the graph
+SMALL = {
+    "embed_dims": [8, 8, 16, 16],
+    "num_heads": [1, 1, 2, 2],
+    "depths": [1, 1, 1, 1],
+    "attention_options": {"iterations": 4},
+}
 
 
 def small_classifier(name: str = "softpp_micro", **options: Any) -> Classifier:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.deploy.small import SMALL, saved_classifier, small_classifier
 
 import softline
 from softline.cli import main
@@ -16,6 +15,7 @@ from softline.deploy import parity
 from softline.deploy.export import export
 from softline.deploy.onnx_files import open_onnx
 from softline.errors import UserError
+from tests.deploy.small import SMALL, saved_classifier, small_classifier
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from softline.cli import main
@@ -118,6 +119,9 @@ def test_metadata_is_what_the_page_says(exported):
     assert {"interpolation", "crop_pct", "crop_mode"} <= plain["softline"]["description"]["settings"].keys()
     assert from_bytes["mean"] is None
     assert metadata("clothes_features.onnx")["task"] == "features"
+    extra = {"softline.json": ""}
+    torch.export.load(exported / "clothes.pt2", extra_files=extra)
+    assert json.loads(extra["softline.json"])["classes"] == plain["classes"]
 
 
 @pytest.mark.parametrize("image", ["shoe.png", "coffee.png"])

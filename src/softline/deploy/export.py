@@ -48,7 +48,7 @@ class ExportReport:
     """Largest difference that is accepted."""
     input: dict[str, Any]
     """Name, axes and the range of their lengths."""
-    rows: list[parity.Comparison]
+    rows: list[parity.ParityRow]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,7 +107,7 @@ def export(
     program = trace(graph, fixed, onnx=path.suffix == ".onnx")
     notify(f"writing {FORMATS[path.suffix] if not package else PACKAGE}")
     shown = {"name": graph.input, "axes": list(graph.axes), "ranges": ranges(graph, fixed)}
-    about = _about(trained, graph, shown, features=features, preprocess=preprocess)
+    about = _about(trained, graph, fixed, shown, features=features, preprocess=preprocess)
     kind = int8 or precision
     if path.suffix == ".onnx":
         content, operators, run = _onnx(program, graph, fixed, about, int8, calibration, notify)
@@ -231,10 +231,10 @@ def _from_bytes(graph: Graph) -> Graph:
 
 
 def _about(
-    trained: Trained, graph: Graph, shown: dict[str, Any], *, features: bool, preprocess: bool
+    trained: Trained, graph: Graph, fixed: Sizes, shown: dict[str, Any], *, features: bool, preprocess: bool
 ) -> dict[str, Any]:
     """Return the metadata of a file: an entry for softline, and what other programs need."""
-    described = {} if features else trained.describe()
+    described = {} if features else trained.describe(fixed)
     return {
         onnx_files.KEY: {
             "format": onnx_files.FORMAT,
@@ -250,7 +250,7 @@ def _about(
         "classes": list(trained.classes),
         "mean": graph.mean,
         "std": graph.std,
-        "size": graph.usual,
+        "size": {axis: fixed.get(axis, length) for axis, length in graph.usual.items()},
     }
 
 
@@ -301,7 +301,7 @@ def _torch(
     return content, dict(operators.most_common()), torch.export.load(io.BytesIO(content)).module()
 
 
-def _check(rows: Sequence[parity.Comparison], tolerance: float, kind: str) -> None:
+def _check(rows: Sequence[parity.ParityRow], tolerance: float, kind: str) -> None:
     worst = max(rows, key=lambda row: row.difference)
     if not worst.difference <= tolerance:
         raise UserError(

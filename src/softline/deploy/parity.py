@@ -18,7 +18,7 @@ TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "int8": 0.2}
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ParityRow:
     """An exported network and its original on one input."""
 
     sizes: dict[str, int]
@@ -32,7 +32,7 @@ class Comparison:
 
 def compare(
     graph: Graph, runs: Mapping[str, Callable[[Tensor], Any]], sizes: Sequence[Sizes], *, rounds: int = ROUNDS
-) -> list[Comparison]:
+) -> list[ParityRow]:
     """Run an exported network and its original in turns on inputs of each size.
 
     runs: functions of the input, of which "eager" is the original and "exported" is compared with it.
@@ -44,9 +44,9 @@ def compare(
             wanted, got = _tensors(runs["eager"](x)), _tensors(runs["exported"](x))
             timings = take_turns({name: partial(run, x) for name, run in runs.items()}, rounds)
         found.append(
-            Comparison(
+            ParityRow(
                 dict(lengths),
-                max(_difference(a, b) for a, b in zip(wanted, got, strict=True)),
+                _largest_difference(graph, wanted, got),
                 _agreement(graph, wanted, got),
                 {name: 1e3 * timing.median for name, timing in timings.items()},
             )
@@ -77,6 +77,30 @@ def sizes_to_compare(graph: Graph, fixed: Sizes) -> list[dict[str, int]]:
 
 def _tensors(found: Any) -> tuple[Tensor, ...]:
     return (found,) if isinstance(found, Tensor) else tuple(found)
+
+
+def _largest_difference(graph: Graph, wanted: Sequence[Tensor], got: Sequence[Tensor]) -> float:
+    if "boxes" not in graph.outputs:
+        return max(_difference(a, b) for a, b in zip(wanted, got, strict=True))
+    return _detection_difference(*(dict(zip(graph.outputs, found, strict=True)) for found in (wanted, got)))
+
+
+def _detection_difference(wanted: dict[str, Tensor], got: dict[str, Tensor]) -> float:
+    """Compare each object with the most similar one: equal scores have no order.
+
+    Boxes are relative to the largest coordinate.
+    """
+    if len(wanted["scores"]) != len(got["scores"]):
+        return float("inf")
+    if len(wanted["scores"]) == 0:
+        return 0.0
+    boxes = (wanted["boxes"][:, None] - got["boxes"]).abs().amax(-1) / wanted["boxes"].abs().max().clamp(min=1)
+    pairs = torch.maximum(boxes, (wanted["scores"][:, None] - got["scores"]).abs())
+    pairs = pairs.masked_fill(wanted["labels"][:, None] != got["labels"], torch.inf)
+    if "masks" in wanted:
+        masks = (wanted["masks"].flatten(1)[:, None] - got["masks"].flatten(1)).abs().amax(-1)
+        pairs = torch.maximum(pairs, masks)
+    return float(pairs.amin(1).max())
 
 
 def _difference(wanted: Tensor, got: Tensor) -> float:

@@ -1,5 +1,6 @@
 """From a trained model to a graph that torch.export records, for fixed sizes or for any."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,11 @@ class HalfPrecision(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         found = self.network(x.half() if x.is_floating_point() else x)
-        return found.float() if isinstance(found, Tensor) else tuple(part.float() for part in found)
+        return _widened(found) if isinstance(found, Tensor) else tuple(map(_widened, found))
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 class FromBytes(nn.Module):
@@ -61,7 +66,9 @@ def trace(graph: Graph, fixed: Sizes, *, onnx: bool) -> ExportedProgram:
     free = {place: Dim.DYNAMIC for place, axis in enumerate(graph.axes) if axis is not None and axis not in fixed}
     example = graph.sample(sizes)
     try:
-        with torch.no_grad(), _for_any_size(), onnx_steps(onnx):
+        with torch.no_grad(), _for_any_size(), onnx_steps(onnx), warnings.catch_warnings():
+            # about torch's own functions that torchvision calls
+            warnings.simplefilter("ignore", FutureWarning)
             program = torch.export.export(graph.network.eval(), (example,), dynamic_shapes=(free,), strict=False)
     except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
         if isinstance(error, UserError):

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from softline.engine.evaluate import Evaluation, evaluate
-from softline.engine.graph import Description, Graph
+from softline.engine.graph import Description, Graph, Sizes
 from softline.engine.recipe import Recipe
 from softline.engine.task import Notify, Task
 from softline.errors import UserError
@@ -158,8 +158,11 @@ class Trained(ABC):
         """Return the network that is exported."""
         raise UserError(f"{self.name} is {self.kind}, which cannot be exported")
 
-    def describe(self) -> Description:
-        """Return what an exported file must know, for `TaskDefinition.reopen`."""
+    def describe(self, fixed: Sizes) -> Description:
+        """Return what an exported file must know, for `TaskDefinition.reopen`.
+
+        fixed: lengths of axes that the exported network has been made for.
+        """
         raise UserError(f"{self.name} is {self.kind}, which cannot be exported")
 
     def view(self) -> ImageView:

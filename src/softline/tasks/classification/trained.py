@@ -15,7 +15,7 @@ from softline.attention.hooks import uncapped_landmarks
 from softline.backbones.creation import check_model_name, create_saved, set_image_size
 from softline.checks import check_integer
 from softline.data.images import in_order, open_source
-from softline.engine.graph import BATCH, Description, Graph, image_graph
+from softline.engine.graph import BATCH, HEIGHT, WIDTH, Description, Graph, Sizes, image_graph
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
 from softline.errors import UserError
 from softline.plain import check_entries
@@ -126,9 +126,12 @@ class Classifier(Trained):
             **{key: self.settings[key] for key in keys},
         )
 
-    def describe(self) -> Description:
+    def describe(self, fixed: Sizes) -> Description:
         count = int(getattr(self.model, "num_classes", len(self.classes)))
-        return {"model": self.name, "classes": list(self.classes), "count": count, "settings": dict(self.settings)}
+        settings = dict(self.settings)
+        if fixed.get(HEIGHT) is not None and fixed.get(HEIGHT) == fixed.get(WIDTH):
+            settings["image_size"] = fixed[HEIGHT]
+        return {"model": self.name, "classes": list(self.classes), "count": count, "settings": settings}
 
     def view(self) -> ImageView:
         data = None

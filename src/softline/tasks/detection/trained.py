@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from softline.checks import check_range
-from softline.engine.graph import Description, Graph, image_graph
+from softline.engine.graph import Description, Graph, Sizes, image_graph
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
 from softline.errors import UserError
 from softline.heads.detection_graph import detection_graph
@@ -108,7 +108,7 @@ class TrainedDetector(Trained):
         # one image at a time: each has a number of objects of its own
         return dataclasses.replace(described, axes=(None, *described.axes[1:]))
 
-    def describe(self) -> Description:
+    def describe(self, fixed: Sizes) -> Description:
         facts = {"classes": list(self.classes), "score_threshold": self._detector().score_threshold}
         return describe_recipe(self.recipe, facts)
 

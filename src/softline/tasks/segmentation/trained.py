@@ -9,7 +9,7 @@ import torch
 
 from softline.checks import check_option
 from softline.data.semantic.classes import palette
-from softline.engine.graph import BATCH, HEIGHT, WIDTH, Description, Graph, image_graph
+from softline.engine.graph import BATCH, HEIGHT, WIDTH, Description, Graph, Sizes, image_graph
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
 from softline.tasks.images import backbone_view, check_trained_classes
 from softline.tasks.networks import channel_statistics
@@ -103,7 +103,7 @@ class TrainedSegmenter(Trained):
             std=std,
         )
 
-    def describe(self) -> Description:
+    def describe(self, fixed: Sizes) -> Description:
         mean, std = channel_statistics(self.model, self.recipe.data)
         data = dataclasses.replace(self.recipe.data, mean=tuple(mean), std=tuple(std))
         return describe_recipe(self.recipe.replace(data=data), {"classes": list(self.classes)})

@@ -65,7 +65,7 @@ class TrainedSequenceModel(Trained):
             sample=sample,
         )
 
-    def describe(self) -> Description:
+    def describe(self, fixed: Sizes) -> Description:
         return describe_recipe(self.recipe, self.facts)
 
     def evaluate(self, data: str | None, evaluator: Evaluator, *, split: str | None = None) -> Iterator[Measured]:
