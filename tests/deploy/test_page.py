@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,6 @@ def run_steps(steps: list[tuple[str, str]]) -> None:
             continue
         program, *arguments = shlex.split(step)
         if program == "softline":
-            if arguments[0] == "export" and "--no-compiled" not in arguments:
-                # torch.compile takes a minute, and nothing that is written depends on it
-                arguments.append("--no-compiled")
             assert main(arguments) == 0, step
         else:
             assert program == "python", step
@@ -83,12 +81,8 @@ def run_steps(steps: list[tuple[str, str]]) -> None:
 @pytest.fixture(scope="module")
 def exported(folder):
     """Return the directory after all steps of the page that need no compiler."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         run_steps([step for step in page_steps() if not SLOW.search(step[1]) and not NATIVE.search(step[1])])
-    finally:
-        os.chdir(before)
     return folder
 
 

@@ -139,7 +139,8 @@ class Windows:
 def _fit(side: int, window: int, shift: int) -> tuple[int, int, int, bool]:
     """Window, padding and shift along an axis, and whether the axis is a single window."""
     if is_exported() and is_symbol(side) and not always(side <= window):
-        shift = torch.sym_ite(side > window, shift, 0) if shift else 0
+        # 0 for a single window; not torch.sym_ite, which torch before 2.13 does not translate to ONNX
+        shift = shift * cast(int, torch.sym_min(1, (side - 1) // window)) if shift else 0
         window = cast(int, torch.sym_min(side, window))
         return window, (side + window - 1) // window * window - side, shift, False
     if side <= window:
