@@ -165,7 +165,7 @@ def test_mistakes_end_in_one_line_and_leave_nothing(capsys, tmp_path):
         ("--to", onnx, "--size", "12x"): "--size must be",
         ("--to", onnx, "--size", "0"): "--size must be",
         ("--to", onnx, "--batch", "0"): "--batch must be",
-        ("--to", onnx, "--length", "5"): "there is no length",
+        ("--to", onnx, "--length", "5"): "length cannot be chosen",
         ("--to", onnx, "--calibrate", "embedded"): "--calibrate is for --int8 static",
         ("--to", str(out / "m.pt2"), "--int8", "dynamic"): "int8 is for .onnx",
         ("--to", onnx, "--compile"): "ends in .pt2",

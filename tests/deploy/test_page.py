@@ -43,7 +43,7 @@ def page_steps() -> list[tuple[str, str]]:
     steps = []
     for match in BLOCK.finditer(PAGE):
         if match["language"] == "sh":
-            steps += [("sh", line) for line in match["code"].splitlines()]
+            steps += [("sh", line) for line in match["code"].replace("\\\n", " ").splitlines()]
         elif match["language"] == "python":
             steps.append(("python", match["code"]))
     return steps

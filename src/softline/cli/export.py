@@ -72,7 +72,9 @@ def add_arguments(parser: Parser) -> None:
         help="compile by AOTInductor into a .pt2 package for this kind of machine; needs a C++ compiler",
     )
     parser.add_argument(
-        "--no-compiled", action="store_true", help="leave torch.compile out of the comparison, which saves a minute"
+        "--no-compiled",
+        action="store_true",
+        help="leave torch.compile, which needs a C++ compiler and minutes, out of the comparison",
     )
     parser.add_argument("--json", type=place, metavar="PATH", help="also write the comparison to this file")
     parser.set_defaults(run=run)
@@ -87,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
     if options.calibrate is not None and options.int8 != "static":
         raise UserError("--calibrate is for --int8 static")
 
-    from softline.deploy.export import check_options, export
+    from softline.deploy.export import check_options, export, has_compiler
     from softline.deploy.loading import load
     from softline.measure.environment import environment
 
@@ -109,7 +111,7 @@ def run(options: argparse.Namespace) -> None:
             int8=options.int8,
             calibration=calibration,
             package=options.compile,
-            compiled=not options.no_compiled,
+            compiled=not options.no_compiled and has_compiler(),
             notify=lambda text: progress.show("", text),
         )
         if options.json is not None:

@@ -150,12 +150,17 @@ def check_options(path: Path, *, precision: str, int8: str | None, package: bool
     if package:
         if path.suffix != ".pt2":
             raise UserError(f"an AOTInductor package ends in .pt2, got {str(path)!r}")
-        if shutil.which("g++") is None and shutil.which("clang++") is None:
+        if not has_compiler():
             raise UserError("an AOTInductor package needs a C++ compiler, and there is neither g++ nor clang++")
     if path.suffix == ".onnx":
         # a missing package should be reported before the work
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
+
+
+def has_compiler() -> bool:
+    """Whether torch finds a C++ compiler, which AOTInductor and torch.compile need on a CPU."""
+    return shutil.which("g++") is not None or shutil.which("clang++") is not None
 
 
 def fixed_sizes(size: tuple[int, int] | None, length: int | None, batch: int | None) -> dict[str, int]:
@@ -178,9 +183,6 @@ class Stages(nn.Module):
         self.backbone: Any = backbone
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        if hasattr(self.backbone, "feature_info") and not hasattr(self.backbone, "forward_intermediates"):
-            # created with features_only=True
-            return tuple(self.backbone(images))
         return tuple(self.backbone.forward_intermediates(images, intermediates_only=True))
 
 

@@ -111,9 +111,9 @@ def open_onnx(path: str | Path) -> tuple["OnnxNetwork", dict[str, Any]]:
     if about["format"] != FORMAT:
         raise UserError(f"{path} has format {about['format']}; this softline reads format {FORMAT}")
     check_entries(about["input"], {"axes": list[str | None], "ranges": dict[str, list[int | None]]}, str(path))
-    (given,) = session.get_inputs()
-    if len(about["input"]["axes"]) != len(given.shape):
-        raise UserError(f"{path}: its metadata describes another input than {given.name}{given.shape}")
+    shapes = [given.shape for given in session.get_inputs()]
+    if [len(shape) for shape in shapes] != [len(about["input"]["axes"])]:
+        raise UserError(f"{path}: its metadata describes another input than {shapes}")
     return OnnxNetwork(session, about["input"]["axes"], about["input"]["ranges"], str(path)), about
 
 

@@ -119,7 +119,8 @@ def check_fixed(graph: Graph, fixed: Mapping[str, int]) -> None:
     """Check lengths that a user asks for."""
     for axis, length in fixed.items():
         if axis not in graph.axes:
-            raise UserError(f"there is no {axis} to choose, the network's input is {graph.input}{list(graph.axes)}")
+            names = ", ".join(name for name in graph.axes if name is not None)
+            raise UserError(f"{axis} cannot be chosen: of the network's {graph.input} only {names} can")
         least, most = graph.least.get(axis, 1), graph.most.get(axis)
         if length < least or (most is not None and length > most):
             raise UserError(
