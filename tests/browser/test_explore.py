@@ -4,12 +4,12 @@ SOFTLINE_CHROMIUM names the browser; SOFTLINE_SCREENSHOTS a directory that keeps
 """
 
 import os
-import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests.browser.chromium import PATIENCE, open_browser
 from tests.explorer.images import write_bomb, write_photo, write_text
 from tests.explorer.running import explore, free_port
 
@@ -20,8 +20,6 @@ pytestmark = pytest.mark.browser
 
 LAPTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
-# a first run of a model on a busy machine
-PATIENCE = 60_000
 # it has another address, and is there
 CHANGED = """([place, before]) => {
     const image = document.querySelector(place + " img");
@@ -30,22 +28,10 @@ CHANGED = """([place, before]) => {
 MAPS = ("#map-a", "#map-b")
 
 
-def find_browser() -> str | None:
-    if named := os.environ.get("SOFTLINE_CHROMIUM"):
-        return named
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
 @pytest.fixture(scope="module")
 def browser():
-    path = find_browser()
-    if path is None:
-        pytest.skip("no Chromium: name one by SOFTLINE_CHROMIUM")
-    with sync_api.sync_playwright() as playwright:
-        # containers have no users to separate
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with open_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

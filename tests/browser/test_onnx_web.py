@@ -19,10 +19,11 @@ import torch
 import softline
 from softline.data.images.photographs import open_photograph
 from softline.deploy.export import export
-from tests.browser.test_explore import PATIENCE, find_browser, sync_api
+from tests.browser.chromium import PATIENCE, open_browser
 from tests.documented_run import write_documented_run
 
 pytest.importorskip("onnxruntime")
+sync_api = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).parents[2]
@@ -84,13 +85,8 @@ def address(folder):
 
 @pytest.fixture
 def page():
-    path = find_browser()
-    if path is None:
-        pytest.skip("no Chromium: name one by SOFTLINE_CHROMIUM")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with open_browser() as browser:
         yield browser.new_page(viewport={"width": 900, "height": 560})
-        browser.close()
 
 
 def shoot(page, name: str) -> None:
