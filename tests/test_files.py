@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from softline.errors import UserError
-from softline.files import check_writable, open_regular, read_bytes
+from softline.files import check_writable, make_directory, open_regular, read_bytes
 
 
 def make_socket(path: Path) -> None:
@@ -74,3 +74,23 @@ def test_what_cannot_be_written_is_known_beforehand(tmp_path, name, message):
     check_writable(tmp_path / "new.json")
     check_writable(Path(tmp_path / "file"))
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_directory_that_vanishes_while_it_is_made_is_made_again(tmp_path, monkeypatch):
+    """pathlib reports a directory that another process removes at that moment as existing."""
+    path, tried = tmp_path / "run", []
+    original = Path.mkdir
+
+    def vanish(self, *args, **options):
+        tried.append(self)
+        if len(tried) == 1:
+            raise FileExistsError(17, "File exists", str(self))
+        original(self, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", vanish)
+    assert make_directory(path) == [path]
+    assert path.is_dir()
+    path.rmdir()
+    path.write_text("a file")
+    with pytest.raises(OSError, match="could not create the directory"):
+        make_directory(path)

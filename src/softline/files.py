@@ -136,7 +136,14 @@ def make_directory(path: Path) -> list[Path]:
     check_name(path)
     try:
         missing = [place for place in (path, *path.parents) if not place.exists()]
-        path.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                break
+            except FileExistsError:
+                # if it is gone, another process has removed it since mkdir found it
+                if os.path.lexists(path):
+                    raise
     except OSError as error:
         # without the errno, which would be printed before the text
         raise OSError(f"could not create the directory {path}: {error.strerror}") from error

@@ -71,6 +71,11 @@ MISTAKES = [
     ("convert file new", "file"),
     ("convert {trained}/run/best.pt none/new", "no such directory: none"),
     ("explore none", "none"),
+    ("export none --to new.onnx", "none"),
+    ("export {trained}/run/best.pt --to none/new.onnx", "no such directory: none"),
+    ("export {trained}/run/best.pt --to new.tflite", "must end in .onnx"),
+    ("export {trained}/run/best.pt --to new.onnx --json new.onnx", "two results would be written to new.onnx"),
+    ("export {trained}/run/best.pt --to new.onnx --length 5", "length cannot be chosen"),
 ]
 
 
