@@ -128,7 +128,11 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda file: _write_all(file, text.encode()))
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    write_whole(path, lambda file: _write_all(file, data))
 
 
 def make_directory(path: Path) -> list[Path]:

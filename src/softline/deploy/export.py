@@ -25,7 +25,7 @@ from softline.deploy.tracing import FromBytes, HalfPrecision, check_fixed, range
 from softline.engine.graph import BATCH, HEIGHT, LENGTH, WIDTH, Graph, Sizes, image_graph
 from softline.engine.trained import Trained
 from softline.errors import UserError
-from softline.files import check_writable, write_whole
+from softline.files import check_writable, write_bytes
 
 Precision = Literal["fp32", "fp16"]
 FORMATS = {".onnx": "ONNX", ".pt2": "torch.export"}
@@ -96,10 +96,9 @@ def export(
     graph = feature_graph(trained) if features else trained.graph()
     fixed = fixed_sizes(size, length, batch)
     check_fixed(graph, fixed)
-    original = graph
     if preprocess:
         graph = _from_bytes(graph)
-        original = graph
+    original = graph
     if precision == "fp16":
         graph = replace(graph, network=HalfPrecision(copy.deepcopy(graph.network)))
     start = time.perf_counter()
@@ -121,7 +120,7 @@ def export(
     rows = parity.compare(original, runs, parity.sizes_to_compare(original, fixed), rounds=rounds)
     tolerance = parity.TOLERANCES["int8" if int8 else precision]
     _check(rows, tolerance, kind)
-    write_whole(path, lambda file: _write(file, content))
+    write_bytes(path, content)
     return ExportReport(
         file=str(path),
         format=PACKAGE if package else FORMATS[path.suffix],
@@ -219,17 +218,8 @@ def _from_bytes(graph: Graph) -> Graph:
         return (255 * pixels).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
     network = FromBytes(graph.network, graph.mean, graph.std)
-    return Graph(
-        network=network,
-        input="pixels",
-        axes=(BATCH, HEIGHT, WIDTH, None),
-        outputs=graph.outputs,
-        usual=graph.usual,
-        least=graph.least,
-        most=graph.most,
-        sample=sample,
-        translations=graph.translations,
-    )
+    axes = (BATCH, HEIGHT, WIDTH, None)
+    return replace(graph, network=network, input="pixels", axes=axes, sample=sample, mean=None, std=None)
 
 
 def _about(
@@ -310,7 +300,3 @@ def _check(rows: Sequence[parity.ParityRow], tolerance: float, kind: str) -> Non
             f"the exported network differs from the original by {worst.difference:.2g} of the largest output at "
             f"{worst.sizes}; {kind} may differ by {tolerance:g}. Nothing was written"
         )
-
-
-def _write(file: Any, content: bytes) -> None:
-    file.write(content)

@@ -7,7 +7,8 @@ deviation), is in its metadata, as JSON. A file holds its weights; files that re
 import json
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,13 +44,7 @@ def write_onnx(program: ExportedProgram, graph: Graph, metadata: Mapping[str, An
     with torch.no_grad(), warnings.catch_warnings():
         # about torch's own modules
         warnings.simplefilter("ignore")
-        translated = torch.onnx.export(
-            program,
-            dynamo=True,
-            optimize=False,
-            verbose=False,
-            custom_translation_table=dict(graph.translations()) or None,
-        )
+        translated = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False)
     assert translated is not None, "the dynamo exporter returns a program"
     model = translated.model
     # torch's own optimisation also looks for patterns, in vain and for most of the time
@@ -125,11 +120,8 @@ def start_session(content: bytes) -> Any:
     options.intra_op_num_threads = torch.get_num_threads()
     # only errors, which are raised as well
     options.log_severity_level = 4
-    try:
+    with _runtime_errors("open it"):
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        # its errors have no common class of their own
-        raise UserError(f"ONNX Runtime cannot open it: {_reason(error)}") from error
 
 
 class OnnxNetwork(nn.Module):
@@ -161,10 +153,8 @@ class OnnxNetwork(nn.Module):
 
     def _run(self, given: Any) -> Any:
         self._check(given.shape)
-        try:
+        with _runtime_errors(f"run {self.name} on {list(given.shape)}"):
             found = self.session.run(None, {self.input.name: given})
-        except Exception as error:
-            raise UserError(f"ONNX Runtime cannot run {self.name} on {list(given.shape)}: {_reason(error)}") from error
         tensors = tuple(torch.from_numpy(part) for part in found)
         return tensors[0] if len(tensors) == 1 else tensors
 
@@ -182,5 +172,10 @@ class OnnxNetwork(nn.Module):
         return self
 
 
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+@contextmanager
+def _runtime_errors(task: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # the errors of ONNX Runtime have no class in common but this one
+        raise UserError(f"ONNX Runtime cannot {task}: {' '.join(str(error).split())[:300]}") from error

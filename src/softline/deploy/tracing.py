@@ -1,8 +1,7 @@
 """From a trained model to a graph that torch.export records, for fixed sizes or for any."""
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -66,14 +65,17 @@ def trace(graph: Graph, fixed: Sizes, *, onnx: bool) -> ExportedProgram:
     free = {place: Dim.DYNAMIC for place, axis in enumerate(graph.axes) if axis is not None and axis not in fixed}
     example = graph.sample(sizes)
     try:
-        with torch.no_grad(), _for_any_size(), onnx_steps(onnx), warnings.catch_warnings():
+        # nothing is assumed about lengths of 1, for which torch.export would otherwise record graphs of their own
+        any_size = symbolic_shapes.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+        with torch.no_grad(), any_size, onnx_steps(onnx), warnings.catch_warnings():
             # about torch's own functions that torchvision calls
             warnings.simplefilter("ignore", FutureWarning)
             program = torch.export.export(graph.network.eval(), (example,), dynamic_shapes=(free,), strict=False)
     except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{_what(graph)} cannot be recorded as a graph: {_first_line(error)}") from error
+        network = type(graph.network).__name__
+        raise UserError(f"the network ({network}) cannot be recorded as a graph: {_first_line(error)}") from error
     relax(program, graph, fixed)
     return program
 
@@ -126,17 +128,6 @@ def check_fixed(graph: Graph, fixed: Mapping[str, int]) -> None:
             raise UserError(
                 f"{axis} must be at least {least}{'' if most is None else f', at most {most}'}, got {length}"
             )
-
-
-@contextmanager
-def _for_any_size() -> Iterator[None]:
-    """Let torch.export assume nothing about lengths of 1, which it would otherwise treat as graphs of their own."""
-    with symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-        yield
-
-
-def _what(graph: Graph) -> str:
-    return f"the network ({type(graph.network).__name__})"
 
 
 def _first_line(error: Exception) -> str:

@@ -38,8 +38,6 @@ class Graph:
     """Largest length of each axis that has one."""
     sample: Callable[..., Tensor]
     """Makes a realistic input of given lengths; networks of images also take the images that it is made of."""
-    translations: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
-    """Returns onnxscript functions for operators that torch.onnx does not translate."""
     mean: tuple[float, ...] | None = None
     """Mean of each channel, for networks that take normalised images."""
     std: tuple[float, ...] | None = None

@@ -7,6 +7,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from softline.checks import check_integer
 from softline.errors import UserError
+from softline.ops.chunks import is_exported
 
 GridSize = tuple[int, int]
 
@@ -30,9 +31,9 @@ def always(condition: bool) -> bool:
     return statically_known_true(condition) if torch.compiler.is_compiling() else condition
 
 
-def is_symbol(size: object) -> bool:
-    """Whether a size is a symbol of a graph that serves many sizes."""
-    return isinstance(size, torch.SymInt)
+def of_any_size(side: object) -> bool:
+    """Whether an exported graph has to serve any length of this side."""
+    return is_exported() and isinstance(side, torch.SymInt)
 
 
 def pad_to_whole(maps: Tensor, patch: int | GridSize) -> Tensor:

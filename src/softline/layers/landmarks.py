@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from softline.checks import check_option
 from softline.errors import UserError
-from softline.layers.grid import GridSize, as_pair, is_symbol, pad_to_whole, spatial_map, spatial_tokens
-from softline.ops.chunks import is_exported
+from softline.layers.grid import GridSize, as_pair, of_any_size, pad_to_whole, spatial_map, spatial_tokens
 from softline.ops.inputs import hide, saturate, widen, without_autocast
 
 Sampling = Literal["conv", "avgpool", "random", "biased"]
@@ -124,7 +123,9 @@ class LandmarkPlan:
     def bins(self, tokens: int, extents: Tensor | None, axis: int, device: torch.device) -> Tensor:
         """Which cells lie in a landmark's bin: [1, landmarks, cells], or [B, landmarks, cells] with extents [B]."""
         cell = torch.arange(self.cells(tokens, axis), device=device)
-        count = self.cap[axis] if self.cap is not None and _of_any_size(tokens) else self.landmarks(tokens, axis)
+        # all that the cap allows, of which `means` masks those that a smaller grid does not have: if their number
+        # depended on the image, every later shape would be a formula
+        count = self.cap[axis] if self.cap is not None and of_any_size(tokens) else self.landmarks(tokens, axis)
         bins = torch.arange(count, device=device)[:, None]
         if extents is None:
             extents = torch.full((1,), tokens, device=device)
@@ -151,7 +152,7 @@ class LandmarkPlan:
         sums = rows @ sums.permute(0, 2, 3, 1).flatten(2)  # [B, landmark rows, columns * C]
         sums = columns[:, None] @ sums.unflatten(-1, (columns.shape[-1], -1))  # [B, landmark rows, landmark columns, C]
         means = sums.permute(0, 3, 1, 2) / counts.clamp(min=1)[:, None]
-        if real is None and not any(_of_any_size(side) for side in grid_size):
+        if real is None and not any(of_any_size(side) for side in grid_size):
             return means, None
         return means, (counts.flatten(1) > 0).expand(means.shape[0], -1)
 
@@ -269,15 +270,6 @@ def lift_cap(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for plan, cap in zip(plans, caps, strict=True):
             plan.cap = cap
-
-
-def _of_any_size(side: int) -> bool:
-    """Whether an exported graph has to serve any length of this side.
-
-    It then has as many landmarks as the cap allows, and masks those that a smaller grid does not have: a number of
-    landmarks that depends on the image would make every later shape a formula.
-    """
-    return is_exported() and is_symbol(side)
 
 
 def _extents(real: Tensor) -> tuple[Tensor, Tensor]:

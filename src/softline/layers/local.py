@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
 from softline.errors import UserError
-from softline.layers.grid import GridSize, as_pair, is_symbol, mean_token, spatial_map, spatial_tokens
+from softline.layers.grid import GridSize, as_pair, mean_token, of_any_size, spatial_map, spatial_tokens
 from softline.ops.chunks import is_exported, is_traced, needs_onnx_steps
 from softline.ops.inputs import narrow, saturate, widen, without_autocast
 
@@ -104,7 +104,7 @@ def _exported_convolution(planes: Tensor, weight: Tensor) -> Tensor:
     """
     batch, channels = planes.shape[:2]
     padding = (weight.shape[-2] // 2, weight.shape[-1] // 2)
-    if not (is_symbol(batch) and needs_onnx_steps()):
+    if not (of_any_size(batch) and needs_onnx_steps()):
         side_by_side = planes.flatten(0, 1).unsqueeze(0)  # [1, B C, H, W]
         return F.conv2d(side_by_side, weight, padding=padding, groups=batch * channels).reshape(planes.shape)
 

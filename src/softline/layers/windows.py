@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softline.checks import check_option
-from softline.layers.grid import GridSize, always, is_symbol
+from softline.layers.grid import GridSize, always, of_any_size
 from softline.ops.chunks import is_exported, is_traced
 
 WindowMask = Literal["tokens", "pairs"]
@@ -138,7 +138,7 @@ class Windows:
 
 def _fit(side: int, window: int, shift: int) -> tuple[int, int, int, bool]:
     """Window, padding and shift along an axis, and whether the axis is a single window."""
-    if is_exported() and is_symbol(side) and not always(side <= window):
+    if of_any_size(side) and not always(side <= window):
         # 0 for a single window; not torch.sym_ite, which torch before 2.13 does not translate to ONNX
         shift = shift * cast(int, torch.sym_min(1, (side - 1) // window)) if shift else 0
         window = cast(int, torch.sym_min(side, window))
