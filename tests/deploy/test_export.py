@@ -135,7 +135,23 @@ def test_eight_bits(classifier, tmp_path, kind):
     images = [open_photograph("cat"), open_photograph("coffee")] if kind == "static" else None
     report = export(classifier, path, size=(48, 48), batch=1, int8=kind, calibration=images, **QUICK)
     assert 1e-6 < max(row.difference for row in report.rows) <= report.tolerance
+    # those of the file that is written, not those it was made of
+    assert {"dynamic": "DynamicQuantizeLinear", "static": "QuantizeLinear"}[kind] in report.operators
     assert softline.load(path).predict(open_photograph("cat")).class_names == classifier.classes
+
+
+def test_calibration_fills_a_batch(classifier, tmp_path):
+    with pytest.raises(UserError, match="at least 3 images, as many as a batch has, got 2"):
+        export(
+            classifier,
+            tmp_path / "int8.onnx",
+            size=(48, 48),
+            batch=3,
+            int8="static",
+            calibration=[open_photograph("cat"), open_photograph("coffee")],
+            **QUICK,
+        )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_differs_is_not_written(classifier, tmp_path, monkeypatch):

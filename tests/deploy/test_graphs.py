@@ -41,7 +41,7 @@ def graph_of(network: nn.Module, channels: int = CHANNELS) -> Graph:
 
 def check_exported(network: nn.Module, *, torch_too: bool = True) -> None:
     graph = graph_of(network.eval())
-    session = start_session(write_onnx(trace(graph, {}, onnx=True), graph, {}).content)
+    session = start_session(write_onnx(trace(graph, {}, onnx=True), graph, {}))
     runs = [OnnxNetwork(session, list(graph.axes), {})]
     if torch_too:
         runs.append(trace(graph, {}, onnx=False).module())

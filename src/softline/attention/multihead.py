@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from softline.errors import UserError
 from softline.layers.grid import GridSize, check_grid
+from softline.ops.chunks import is_exported
 from softline.ops.inputs import check_mask, hide, narrow, saturate, widen
 
 RowReader = Callable[[Tensor], Tensor]
@@ -145,13 +146,18 @@ class MultiHeadAttention(nn.Module):
         if key_mask is not None:
             x = x.masked_fill(~key_mask[..., None], 0)
         parts = self.qkv(x)
-        parts = saturate(parts, parts.dtype).unflatten(
-            -1, (-1, self.num_heads, self.dim // self.num_heads)
-        )  # [B, N, 2 or 3, H, D]
-        # contiguous parts, which convolutions and matrix products read fastest: [2 or 3, B, H, N, D]
-        parts = parts.permute(2, 0, 1, 3, 4).contiguous().transpose(2, 3)
-        q, *k, v = (hide(part, key_mask) for part in parts.unbind(0))
+        q, *k, v = (hide(part, key_mask) for part in self._heads(saturate(parts, parts.dtype)))
         return x, q, k[0] if k else q, v
+
+    def _heads(self, parts: Tensor) -> tuple[Tensor, ...]:
+        """Two or three parts side by side [B, N, parts * C] as tensors [B, H, N, D]."""
+        head_dim = self.dim // self.num_heads
+        if is_exported():
+            # one copy, of which the parts are slices
+            return parts.unflatten(-1, (-1, head_dim)).transpose(1, 2).split(self.num_heads, dim=1)
+        split = parts.unflatten(-1, (-1, self.num_heads, head_dim))
+        # contiguous parts, which convolutions and matrix products read fastest: [parts, B, H, N, D]
+        return split.permute(2, 0, 1, 3, 4).contiguous().transpose(2, 3).unbind(0)
 
     def _finish(self, attended: Tensor, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> Tensor:
         if self.local is not None:

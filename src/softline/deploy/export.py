@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from PIL import Image
@@ -54,6 +54,14 @@ class ExportReport:
         return asdict(self)
 
 
+class Written(NamedTuple):
+    """A file that is not on the disk yet."""
+
+    content: bytes
+    operators: dict[str, int]
+    run: Callable[[Tensor], Any]
+
+
 def export(
     trained: Trained,
     to: str | Path,
@@ -85,7 +93,8 @@ def export(
         is found on the calibration inputs.
     calibration: images for static quantisation; by default the package's photographs.
     package: compile the network by AOTInductor into a .pt2 package for this kind of machine; needs a C++ compiler.
-    compiled: also compare the time with torch.compile, which takes a minute.
+    compiled: also compare the time with torch.compile, which needs a C++ compiler and takes minutes for networks of any
+        size.
     rounds: of the time measurement.
     notify: receives what is done, as text.
     """
@@ -93,41 +102,44 @@ def export(
     check_options(path, precision=precision, int8=int8, package=package, rounds=rounds)
     check_writable(path)
     trained.model.eval()
-    graph = feature_graph(trained) if features else trained.graph()
+    original = feature_graph(trained) if features else trained.graph()
     fixed = fixed_sizes(size, length, batch)
-    check_fixed(graph, fixed)
+    check_fixed(original, fixed)
     if preprocess:
-        graph = _from_bytes(graph)
-    original = graph
+        original = _from_bytes(original)
+    graph = original
     if precision == "fp16":
         graph = replace(graph, network=HalfPrecision(copy.deepcopy(graph.network)))
+    shown = {"name": graph.input, "axes": list(graph.axes), "ranges": ranges(graph, fixed)}
+    about = _about(trained, graph, fixed, shown, features=features, preprocess=preprocess)
+
     start = time.perf_counter()
     notify("recording the graph")
     program = trace(graph, fixed, onnx=path.suffix == ".onnx")
-    notify(f"writing {FORMATS[path.suffix] if not package else PACKAGE}")
-    shown = {"name": graph.input, "axes": list(graph.axes), "ranges": ranges(graph, fixed)}
-    about = _about(trained, graph, fixed, shown, features=features, preprocess=preprocess)
-    kind = int8 or precision
+    file_format = PACKAGE if package else FORMATS[path.suffix]
+    notify(f"writing {file_format}")
     if path.suffix == ".onnx":
-        content, operators, run = _onnx(program, graph, fixed, about, int8, calibration, notify)
+        written = _onnx(program, graph, fixed, about, int8, calibration, notify)
     else:
-        content, operators, run = _torch(program, about, package=package)
+        written = _torch(program, about, package=package)
     seconds = time.perf_counter() - start
+
     notify("comparing with the original")
-    runs: dict[str, Callable[[Tensor], Any]] = {"eager": original.network, "exported": run}
+    runs: dict[str, Callable[[Tensor], Any]] = {"eager": original.network, "exported": written.run}
     if compiled:
         runs["compiled"] = parity.compiled(original.network)
     rows = parity.compare(original, runs, parity.sizes_to_compare(original, fixed), rounds=rounds)
     tolerance = parity.TOLERANCES["int8" if int8 else precision]
+    kind = f"int8 {int8}" if int8 else precision
     _check(rows, tolerance, kind)
-    write_bytes(path, content)
+    write_bytes(path, written.content)
     return ExportReport(
         file=str(path),
-        format=PACKAGE if package else FORMATS[path.suffix],
-        precision=f"int8 {int8}" if int8 else precision,
+        format=file_format,
+        precision=kind,
         seconds=seconds,
-        bytes=len(content),
-        operators=operators,
+        bytes=len(written.content),
+        operators=written.operators,
         tolerance=tolerance,
         input=shown,
         rows=rows,
@@ -254,15 +266,14 @@ def _onnx(
     int8: Int8 | None,
     calibration: Sequence[Image.Image] | None,
     notify: Callable[[str], None],
-) -> tuple[bytes, dict[str, int], Callable[[Tensor], Any]]:
-    written = onnx_files.write_onnx(program, graph, about)
-    content = written.content
+) -> Written:
+    content = onnx_files.write_onnx(program, graph, about)
     if int8 is not None:
         notify(f"quantising ({int8})")
         content = quantize(content, int8, calibration=_inputs(graph, fixed, calibration) if int8 == "static" else ())
     session = onnx_files.start_session(content)
     run = onnx_files.OnnxNetwork(session, list(graph.axes), ranges(graph, fixed), "the exported network")
-    return content, written.operators, run
+    return Written(content, onnx_files.count_operators(content), run)
 
 
 def _inputs(graph: Graph, fixed: Sizes, images: Sequence[Image.Image] | None) -> Iterator[Tensor]:
@@ -270,27 +281,26 @@ def _inputs(graph: Graph, fixed: Sizes, images: Sequence[Image.Image] | None) ->
     if images is None:
         yield graph.sample({BATCH: 2, **graph.usual, **fixed})
         return
-    if not images:
-        raise UserError("calibration needs images, got none")
     batch = fixed.get(BATCH, 1)
+    if len(images) < batch:
+        raise UserError(f"calibration needs at least {batch} images, as many as a batch has, got {len(images)}")
     for first in range(0, len(images) - batch + 1, batch):
         yield graph.sample({**graph.usual, **fixed, BATCH: batch}, images[first : first + batch])
 
 
-def _torch(
-    program: ExportedProgram, about: dict[str, Any], *, package: bool
-) -> tuple[bytes, dict[str, int], Callable[[Tensor], Any]]:
-    operators = Counter(str(node.target) for node in program.graph.nodes if node.op == "call_function")
+def _torch(program: ExportedProgram, about: dict[str, Any], *, package: bool) -> Written:
+    counted = Counter(str(node.target) for node in program.graph.nodes if node.op == "call_function")
+    operators = dict(counted.most_common())
     if package:
         with tempfile.TemporaryDirectory() as directory:
             made = torch._inductor.aoti_compile_and_package(program, package_path=f"{directory}/model.pt2")
             content = Path(made).read_bytes()
             run: Any = torch._inductor.aoti_load_package(made)
-        return content, dict(operators.most_common()), run
+        return Written(content, operators, run)
     file = io.BytesIO()
     torch.export.save(program, file, extra_files={"softline.json": json.dumps(about)})
     content = file.getvalue()
-    return content, dict(operators.most_common()), torch.export.load(io.BytesIO(content)).module()
+    return Written(content, operators, torch.export.load(io.BytesIO(content)).module())
 
 
 def _check(rows: Sequence[parity.ParityRow], tolerance: float, kind: str) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,14 +29,8 @@ KEY = "softline"
 MOST_BYTES = 2**31 - 1
 
 
-class OnnxModel(NamedTuple):
-    content: bytes
-    operators: dict[str, int]
-    """How often each operator occurs."""
-
-
-def write_onnx(program: ExportedProgram, graph: Graph, metadata: Mapping[str, Any]) -> OnnxModel:
-    """Translate a recorded graph."""
+def write_onnx(program: ExportedProgram, graph: Graph, metadata: Mapping[str, Any]) -> bytes:
+    """Translate a recorded graph into the content of an ONNX file."""
     import onnx_ir
     from onnx_ir.passes import common
     from onnxscript import optimizer
@@ -72,7 +66,16 @@ def write_onnx(program: ExportedProgram, graph: Graph, metadata: Mapping[str, An
     content = proto.SerializeToString()
     if len(content) > MOST_BYTES:
         raise UserError(f"an ONNX file has at most 2 GB, the network needs {len(content) / 2**30:.1f}")
-    return OnnxModel(content, dict(Counter(node.op_type for node in model.graph.all_nodes()).most_common()))
+    return content
+
+
+def count_operators(content: bytes) -> dict[str, int]:
+    """Return how often each operator occurs in an ONNX file, the most frequent first."""
+    import onnx
+    import onnx_ir
+
+    model = onnx_ir.from_proto(onnx.load_from_string(content))
+    return dict(Counter(node.op_type for node in model.graph.all_nodes()).most_common())
 
 
 def _name_ends(model: Any, graph: Graph) -> None:
@@ -118,6 +121,8 @@ def start_session(content: bytes) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    # its threads would otherwise wait for more work in a loop, and take the cores from torch
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     # only errors, which are raised as well
     options.log_severity_level = 4
     with _runtime_errors("open it"):

@@ -120,9 +120,15 @@ class TaskDefinition(ABC, Generic[R]):
     def reopen(self, network: "nn.Module", described: Mapping[str, Any]) -> "Trained":
         """Wrap an exported network, given what `Trained.describe` returned; the values may come from anywhere.
 
+        By default it is wrapped as the original was, for tasks whose `describe` calls `describe_recipe`.
+
         network: returns what the network of `Trained.graph` does, and has no parameters.
         """
-        raise UserError(f"{type(self).__name__} cannot open exported networks")
+        from softline.engine.shipping import read_description
+
+        recipe, facts = read_description(described, self.recipe_type)
+        self.check_facts(facts)
+        return self.trained(network, recipe, facts)
 
     def settled(self, recipe: R) -> R:
         """Spell out what the recipe leaves to its model, so that other models can be trained in the same way."""

@@ -8,6 +8,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from softline.checks import check_integer
 from softline.errors import UserError
 from softline.ops.chunks import is_exported
+from softline.ops.inputs import sum_tokens
 
 GridSize = tuple[int, int]
 
@@ -86,6 +87,6 @@ def spatial_tokens(x: Tensor, num_heads: int, num_prefix_tokens: int = 0) -> Ten
 
 def mean_token(x: Tensor, key_mask: Tensor | None) -> Tensor:
     """Mean [B, C] over the real tokens of x [B, N, C], whose masked rows are zero; accumulates in float32."""
-    total = x.sum(1, dtype=torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype)
+    total = sum_tokens(x).squeeze(-2)
     count = x.shape[1] if key_mask is None else key_mask.sum(1, keepdim=True).clamp(min=1)
     return total / count

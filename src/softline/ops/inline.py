@@ -13,7 +13,18 @@ from torch import Tensor
 from softline.checks import check_number, check_option
 from softline.ops.chunks import add_to
 from softline.ops.gaussian import hide_pairs
-from softline.ops.inputs import Impl, check_alike, count_tokens, finish, hide, narrow, prepare, widen, without_autocast
+from softline.ops.inputs import (
+    Impl,
+    check_alike,
+    count_tokens,
+    finish,
+    hide,
+    narrow,
+    prepare,
+    sum_tokens,
+    widen,
+    without_autocast,
+)
 
 
 @without_autocast
@@ -31,7 +42,7 @@ def inline_factors(
     check_alike(q, k=k, key_mask=key_mask)
     n = count_tokens(q.shape[2], key_mask, prepare(q, None).dtype)
     q, k = _scale(q, scale, n) * prepare(q, key_mask), prepare(k, key_mask)
-    centred = hide(k - k.sum(-2, keepdim=True) / n, key_mask)
+    centred = hide(k - sum_tokens(k) / n, key_mask)
     ones = hide(k.new_ones(()).expand(*k.shape[:-1], 1), key_mask)
     left = torch.cat([q, ones / n], dim=-1)
     right = torch.cat([centred, ones], dim=-1)
@@ -85,7 +96,7 @@ class _InlineLinear(torch.autograd.Function):
         # centred before the product, so that the state holds covariances and not large sums that cancel later
         state = keys.mT @ values  # [B, H, D, Dv]
         # centred values sum to 0 but for rounding, which would count as often as there are keys
-        state = state - (keys.sum(-2, keepdim=True) / n).mT @ values.sum(-2, keepdim=True)
+        state = state - (sum_tokens(keys) / n).mT @ sum_tokens(values)
         return finish(add_to(prepare(q, key_mask) @ (_scale(q, scale, n) * state), mean), v.dtype, key_mask)
 
     @staticmethod
@@ -105,7 +116,7 @@ class _InlineLinear(torch.autograd.Function):
         state = keys.mT @ values
         d_q = grad @ (scale * state).mT
         d_k = values @ d_state.mT
-        d_v = add_to(keys @ d_state, grad.sum(-2, keepdim=True) / n)
+        d_v = add_to(keys @ d_state, sum_tokens(grad) / n)
         # no saturation: an overflowing gradient must stay visible
         return (*(hide(d, key_mask).to(x.dtype) for d, x in ((d_q, q), (d_k, k), (d_v, v))), None, None)
 
@@ -113,7 +124,7 @@ class _InlineLinear(torch.autograd.Function):
 def _centre(x: Tensor, n: int | Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """x [B, H, N, D] minus its mean over the n real tokens, and that mean [B, H, 1, D]; masked tokens stay 0."""
     x = prepare(x, key_mask)
-    mean = x.sum(-2, keepdim=True) / n
+    mean = sum_tokens(x) / n
     return hide(x - mean, key_mask), mean
 
 

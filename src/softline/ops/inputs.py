@@ -14,7 +14,9 @@ from torch import Tensor
 
 from softline.checks import check_integer
 from softline.errors import UserError
-from softline.ops.chunks import is_exported
+from softline.ops.chunks import is_exported, needs_onnx_steps
+
+HALF = (torch.float16, torch.bfloat16)
 
 Impl = Literal["auto", "linear", "explicit"]
 
@@ -100,7 +102,7 @@ def seeded(seed: int | None) -> torch.Generator | None:
 
 def widen(tensor: Tensor) -> Tensor:
     """Convert float16 and bfloat16 to float32; wider types are unchanged."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def hide(tensor: Tensor, mask: Tensor | None) -> Tensor:
@@ -163,6 +165,15 @@ def count_tokens(tokens: int, key_mask: Tensor | None, dtype: torch.dtype) -> in
     if key_mask is None:
         return tokens
     return key_mask.sum(-1).clamp(min=1).to(dtype)[:, None, None, None]
+
+
+def sum_tokens(x: Tensor) -> Tensor:
+    """Sum over the tokens of x [..., N, D]: [..., 1, D], in float32 for half-precision inputs."""
+    if needs_onnx_steps():
+        # ONNX Runtime multiplies by ones faster than it adds rows
+        wide = widen(x)
+        return wide.new_ones(1, x.shape[-2]) @ wide
+    return x.sum(-2, keepdim=True, dtype=torch.float32 if x.dtype in HALF else x.dtype)
 
 
 def unit_range(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -47,8 +47,8 @@ class DetectionDefinition(TaskDefinition[DetectionRecipe]):
         return TrainedDetector(recipe.model.name, model, facts["classes"], recipe)
 
     def reopen(self, network: "nn.Module", described: Mapping[str, Any]) -> "TrainedDetector":
+        from softline.engine.shipping import read_description
         from softline.tasks.detection.exported import ExportedDetector
-        from softline.tasks.shipping import read_description
 
         recipe, facts = read_description(described, DetectionRecipe)
         self.check_facts(facts)

@@ -12,6 +12,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from softline.checks import check_range
 from softline.engine.graph import Description, Graph, Sizes, image_graph
+from softline.engine.shipping import describe_recipe
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
 from softline.errors import UserError
 from softline.heads.detection_graph import detection_graph
@@ -22,7 +23,6 @@ from softline.tasks.detection.results import Detections
 from softline.tasks.detection.task import Detection
 from softline.tasks.images import backbone_view, check_trained_classes
 from softline.tasks.predicting import Photograph, predict_images
-from softline.tasks.shipping import describe_recipe
 
 # one pixel of the coarsest map
 LEAST_SIDE = 32

@@ -45,12 +45,5 @@ class SegmentationDefinition(TaskDefinition[SegmentationRecipe]):
 
         return TrainedSegmenter(recipe.model.name, model, facts["classes"], recipe)
 
-    def reopen(self, network: "nn.Module", described: Mapping[str, Any]) -> "TrainedSegmenter":
-        from softline.tasks.shipping import read_description
-
-        recipe, facts = read_description(described, SegmentationRecipe)
-        self.check_facts(facts)
-        return self.trained(network, recipe, facts)
-
 
 definition = SegmentationDefinition()

@@ -10,6 +10,7 @@ import torch
 from softline.checks import check_option
 from softline.data.semantic.classes import palette
 from softline.engine.graph import BATCH, HEIGHT, WIDTH, Description, Graph, Sizes, image_graph
+from softline.engine.shipping import describe_recipe
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
 from softline.tasks.images import backbone_view, check_trained_classes
 from softline.tasks.networks import channel_statistics
@@ -18,7 +19,6 @@ from softline.tasks.segmentation.build import segmentation_eval_transform, segme
 from softline.tasks.segmentation.recipe import SegmentationRecipe
 from softline.tasks.segmentation.results import LabelMap
 from softline.tasks.segmentation.task import Segmentation, image_logits, likeliest
-from softline.tasks.shipping import describe_recipe
 
 # one pixel of the coarsest map
 LEAST_SIDE = 32

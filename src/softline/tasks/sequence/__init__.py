@@ -48,12 +48,5 @@ class SequenceDefinition(TaskDefinition[SequenceRecipe]):
 
         return TrainedSequenceModel(recipe.model.name, model, recipe, facts)
 
-    def reopen(self, network: "nn.Module", described: Mapping[str, Any]) -> "TrainedSequenceModel":
-        from softline.tasks.shipping import read_description
-
-        recipe, facts = read_description(described, SequenceRecipe)
-        self.check_facts(facts)
-        return self.trained(network, recipe, facts)
-
 
 definition = SequenceDefinition()

@@ -14,6 +14,7 @@ from softline.checks import check_integer, check_option
 from softline.data.sequences.interface import SequenceSamples
 from softline.data.sequences.lra import has_listops_files
 from softline.engine.graph import BATCH, LENGTH, Description, Graph, Sizes
+from softline.engine.shipping import describe_recipe
 from softline.engine.trained import Evaluator, Measured, Trained
 from softline.errors import UserError
 from softline.tasks.predicting import predict_samples
@@ -22,7 +23,6 @@ from softline.tasks.sequence.build import open_sequences
 from softline.tasks.sequence.recipe import SequenceRecipe
 from softline.tasks.sequence.task import SequenceClassification
 from softline.tasks.sequence.tokens import TokenSample, list_samples, token_sample
-from softline.tasks.shipping import describe_recipe
 
 BATCH_SIZE = 32
 # of sequences that an exported network is compared with its original on
