@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from softline.attention import ATTENTIONS, create_attention
 from softline.deploy.onnx_files import OnnxNetwork, start_session, write_onnx
 from softline.deploy.tracing import trace
-from softline.engine.graph import BATCH, HEIGHT, IMAGE_AXES, WIDTH, Graph
+from softline.engine.graph import BATCH, HEIGHT, IMAGE_AXES, WIDTH, Graph, Sizes
+from softline.errors import UserError
 from softline.layers.grid import map_tokens
 from softline.layers.windows import WindowedAttention
 from softline.ops.newton import newton_inverse
@@ -39,13 +40,15 @@ def graph_of(network: nn.Module, channels: int = CHANNELS) -> Graph:
     return Graph(network=network, input="maps", axes=IMAGE_AXES, outputs=outputs, usual=usual, sample=sample)
 
 
-def check_exported(network: nn.Module, *, torch_too: bool = True) -> None:
+def check_exported(network: nn.Module, fixed: Sizes | None = None, *, torch_too: bool = True) -> None:
+    """Compare the exported forms of a network with itself, on grids of several sizes or on the one that is fixed."""
+    fixed = fixed or {}
     graph = graph_of(network.eval())
-    session = start_session(write_onnx(trace(graph, {}, onnx=True), graph, {}))
+    session = start_session(write_onnx(trace(graph, fixed, onnx=True), graph, {}))
     runs = [OnnxNetwork(session, list(graph.axes), {})]
     if torch_too:
-        runs.append(trace(graph, {}, onnx=False).module())
-    for grid in GRIDS:
+        runs.append(trace(graph, fixed, onnx=False).module())
+    for grid in [(fixed[HEIGHT], fixed[WIDTH])] if fixed else GRIDS:
         for batch in (1, 3):
             maps = graph.sample({BATCH: batch, HEIGHT: grid[0], WIDTH: grid[1]})
             with torch.no_grad():
@@ -54,14 +57,23 @@ def check_exported(network: nn.Module, *, torch_too: bool = True) -> None:
                     torch.testing.assert_close(run(maps), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
-# reformer sorts tokens into buckets whose number depends on theirs
-FREE = sorted(set(ATTENTIONS) - {"reformer", "linformer", "focused"})
+ONE_SIZE = ("linformer", "reformer")
+FREE = sorted(set(ATTENTIONS) - set(ONE_SIZE))
 
 
 @pytest.mark.parametrize("name", FREE)
 def test_one_graph_of_an_attention_serves_all_grids(name):
     options = {"ratio": 2} if name in ("soft", "softpp") else {}
     check_exported(OnMaps(create_attention(name, CHANNELS, 2, **options)), torch_too=name in ("softpp", "inline"))
+
+
+@pytest.mark.parametrize("name", ONE_SIZE)
+def test_attentions_that_need_a_size_say_so_and_are_right_with_it(name):
+    torch.manual_seed(0)
+    network = OnMaps(create_attention(name, CHANNELS, 2))
+    with pytest.raises(UserError, match=f"{name} attention can only be exported for a fixed number of tokens.*--size"):
+        check_exported(network)
+    check_exported(network, {HEIGHT: 9, WIDTH: 12})
 
 
 @pytest.mark.parametrize("shifted", [False, True])

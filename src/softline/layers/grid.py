@@ -7,7 +7,6 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from softline.checks import check_integer
 from softline.errors import UserError
-from softline.ops.chunks import is_exported
 from softline.ops.inputs import sum_tokens
 
 GridSize = tuple[int, int]
@@ -30,11 +29,6 @@ def always(condition: bool) -> bool:
     graph to the sizes of the first image and recompile it for others.
     """
     return statically_known_true(condition) if torch.compiler.is_compiling() else condition
-
-
-def of_any_size(side: object) -> bool:
-    """Whether an exported graph has to serve any length of this side."""
-    return is_exported() and isinstance(side, torch.SymInt)
 
 
 def pad_to_whole(maps: Tensor, patch: int | GridSize) -> Tensor:

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from softline.checks import check_option
 from softline.errors import UserError
-from softline.layers.grid import GridSize, as_pair, of_any_size, pad_to_whole, spatial_map, spatial_tokens
+from softline.layers.grid import GridSize, as_pair, pad_to_whole, spatial_map, spatial_tokens
+from softline.ops.chunks import of_any_size
 from softline.ops.inputs import hide, saturate, widen, without_autocast
 
 Sampling = Literal["conv", "avgpool", "random", "biased"]

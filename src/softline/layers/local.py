@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
 from softline.errors import UserError
-from softline.layers.grid import GridSize, as_pair, mean_token, of_any_size, spatial_map, spatial_tokens
-from softline.ops.chunks import is_exported, is_traced, needs_onnx_steps
+from softline.layers.grid import GridSize, as_pair, mean_token, spatial_map, spatial_tokens
+from softline.ops.chunks import is_exported, is_traced, needs_onnx_steps, of_any_size
 from softline.ops.inputs import narrow, saturate, widen, without_autocast
 
 # maps of at least this many elements get a convolution of their own

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softline.checks import check_option
-from softline.layers.grid import GridSize, always, of_any_size
-from softline.ops.chunks import is_exported, is_traced
+from softline.layers.grid import GridSize, always
+from softline.ops.chunks import is_exported, is_traced, of_any_size
 
 WindowMask = Literal["tokens", "pairs"]
 

@@ -12,6 +12,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from softline.errors import UserError
+
 _ONNX_STEPS: ContextVar[bool] = ContextVar("only steps that ONNX has", default=False)
 
 
@@ -23,6 +25,20 @@ def is_traced() -> bool:
 def is_exported() -> bool:
     """Whether torch.export records a graph that another runtime will execute, step by step and in any size."""
     return torch.compiler.is_exporting()
+
+
+def of_any_size(side: object) -> bool:
+    """Whether an exported graph has to serve any length of this side."""
+    return is_exported() and isinstance(side, torch.SymInt)
+
+
+def check_one_size(name: str, tokens: object) -> None:
+    """Refuse an exported graph for any number of tokens, for operators that cannot be recorded as one."""
+    if of_any_size(tokens):
+        raise UserError(
+            f"{name} attention can only be exported for a fixed number of tokens: fix the size of the images (--size) "
+            "or the length of the sequences (--length)"
+        )
 
 
 @contextmanager

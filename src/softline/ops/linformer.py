@@ -7,6 +7,7 @@ softmax(q k'^T / sqrt(D)) v'. The explicit weights are softmax(q k'^T / sqrt(D))
 from torch import Tensor
 
 from softline.errors import UserError
+from softline.ops.chunks import check_one_size
 from softline.ops.inputs import check_alike, finish, narrow, prepare, without_autocast
 from softline.ops.softmax import attend
 
@@ -59,6 +60,8 @@ def linformer_attention(
     Half-precision inputs are computed in float32.
     """
     check_alike(q, k=k, v=v)
+    # torch.export cannot promise that the tokens are no more than the columns
+    check_one_size("linformer", q.shape[2])
     keys, right = _projected(q, k, key_projection, value_projection, key_mask)
     out = attend(prepare(q, key_mask), keys, right @ prepare(v, key_mask), scale=scale)
     return finish(out, v.dtype, key_mask)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from softline.checks import check_integer
 from softline.errors import UserError
+from softline.ops.chunks import check_one_size
 from softline.ops.inputs import (
     check_alike,
     finish,
@@ -81,6 +82,8 @@ def reformer_attention(
     _check(q, rotations, bucket_size, key_mask)
     check_alike(q, v=v)
     tokens = q.shape[2]
+    # the chunks of the sorted tokens take torch.export hours
+    check_one_size("reformer", tokens)
     padding = -tokens % bucket_size
     mask = q.new_ones(q.shape[0], tokens, dtype=torch.bool) if key_mask is None else key_mask
     mask = F.pad(mask, (0, padding), value=False)
