@@ -21,7 +21,7 @@ LEVELS = [
     ["tasks"],
     ["plotting"],
     ["measure"],
-    ["deploy"],
+    ["deploy", "linearize"],
     ["experiments"],
     ["analysis"],
     ["report"],

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from softline import backbones
     from softline.attention import ATTENTIONS, create_attention
     from softline.deploy.loading import load
+    from softline.linearize.replacing import replace_attention
     from softline.tasks.building import build
 
-__all__ = ["ATTENTIONS", "__version__", "backbones", "build", "create_attention", "load"]
+__all__ = ["ATTENTIONS", "__version__", "backbones", "build", "create_attention", "load", "replace_attention"]
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ _LAZY = {
     "build": "softline.tasks.building",
     "create_attention": "softline.attention",
     "load": "softline.deploy.loading",
+    "replace_attention": "softline.linearize.replacing",
 }
 
 

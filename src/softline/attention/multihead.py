@@ -78,7 +78,7 @@ class MultiHeadAttention(nn.Module):
         self.local = local
         self.override: Override | None = None
         self.qkv = nn.Linear(dim, (2 if shared_qk else 3) * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.proj: nn.Module = nn.Linear(dim, dim)
 
     def forward(
         self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None = None, *, context: Tensor | None = None

@@ -1,0 +1,1 @@
+"""Attention of softline in vision transformers of other libraries."""
