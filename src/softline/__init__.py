@@ -16,16 +16,26 @@ if TYPE_CHECKING:
     from softline import backbones
     from softline.attention import ATTENTIONS, create_attention
     from softline.deploy.loading import load
-    from softline.linearize.replacing import replace_attention
+    from softline.linearize.replacing import attention_layer, replace_attention
     from softline.tasks.building import build
 
-__all__ = ["ATTENTIONS", "__version__", "backbones", "build", "create_attention", "load", "replace_attention"]
+__all__ = [
+    "ATTENTIONS",
+    "__version__",
+    "attention_layer",
+    "backbones",
+    "build",
+    "create_attention",
+    "load",
+    "replace_attention",
+]
 
 __version__ = "0.1.0"
 
 # public names and the modules that define them, imported on first use
 _LAZY = {
     "ATTENTIONS": "softline.attention",
+    "attention_layer": "softline.linearize.replacing",
     "build": "softline.tasks.building",
     "create_attention": "softline.attention",
     "load": "softline.deploy.loading",

@@ -219,6 +219,19 @@ def test_parameters_stay_the_ones_that_an_optimizer_knows():
     assert kept == {id(parameter) for parameter in before.values()}
 
 
+@pytest.mark.parametrize("attention", ["inline", "softpp", "softmax"])
+def test_timm_builds_its_vision_transformer_with_a_layer_of_softline(attention):
+    layer = softline.attention_layer(attention, (4, 4), num_prefix_tokens=1)
+    model = VisionTransformer(**SMALL, attn_layer=layer, qkv_bias=True, qk_norm=True).eval()
+    other = softline.replace_attention(VisionTransformer(**SMALL, qkv_bias=True, qk_norm=True).eval(), attention)
+    other.load_state_dict(model.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), other(images))
+    with pytest.raises(UserError, match=r"N must be num_prefix_tokens \+ H\*W = 1 \+ 4\*4, got 26 tokens"):
+        VisionTransformer(**{**SMALL, "img_size": 80}, attn_layer=layer)(torch.randn(1, 3, 80, 80))
+
+
 REFUSED = {
     "biases": (
         lambda: timm.create_model("beit_base_patch16_224", depth=2, embed_dim=48, num_heads=3, img_size=64),

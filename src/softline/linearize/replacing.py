@@ -15,6 +15,7 @@ from softline.attention import ATTENTIONS, MultiHeadAttention, create_attention
 from softline.backbones.swin import PositionBiasAttention
 from softline.checks import check_option
 from softline.errors import UserError
+from softline.layers.grid import GridSize
 from softline.linearize.hosted import (
     Grid,
     HostedAttention,
@@ -189,11 +190,31 @@ def _replacement(
                 "drop_position_bias=True gives it up"
             )
         new = _without_position_bias(name, parts, options, num_prefix_tokens)
-    new.to(parts.weight.device, parts.weight.dtype)
-    new.proj = parts.proj
-    _inherit(new.qkv, parts, queries)
+    _inherit(new, parts, queries)
     place: Any = (grid,) if issubclass(hosted, HostedTokens) else ()
     return hosted(new, name, parts, *place).train(old.training)
+
+
+def attention_layer(
+    attention: str, grid_size: GridSize, *, num_prefix_tokens: int = 1, **options: Any
+) -> type[nn.Module]:
+    """Make a class for ``attn_layer`` of timm's `VisionTransformer`, which then has this attention from the start.
+
+    attention, options: see `softline.create_attention`.
+    grid_size: rows and columns of the patches of all images; `replace_attention` follows images of any size.
+    num_prefix_tokens: tokens before those of the patches, such as a class token.
+    """
+    grid = Grid()
+    grid.size = grid_size
+
+    class AttentionLayer(HostedTokens):
+        def __init__(self, dim: int, num_heads: int = 8, **given: Any) -> None:
+            parts = token_parts(vision_transformer.Attention(dim, num_heads, **given))
+            new = _without_position_bias(attention, parts, dict(options), num_prefix_tokens)
+            _inherit(new, parts, "query")
+            super().__init__(new, attention, parts, grid)
+
+    return AttentionLayer
 
 
 def _with_position_bias(parts: Parts, options: Mapping[str, Any]) -> PositionBiasAttention:
@@ -228,8 +249,11 @@ def _without_position_bias(
     return new
 
 
-def _inherit(qkv: nn.Linear, parts: Parts, queries: Queries) -> None:
-    """Give a layer for queries, keys and values the weights of another, or one for two of them a part of it."""
+def _inherit(new: MultiHeadAttention | PositionBiasAttention, parts: Parts, queries: Queries) -> None:
+    """Give an attention the projections of another, or a part of them if its keys are its queries."""
+    new.to(parts.weight.device, parts.weight.dtype)
+    new.proj = parts.proj
+    qkv = new.qkv
     shared = qkv.out_features == 2 * qkv.in_features
     for name, values in (("weight", parts.weight), ("bias", parts.bias)):
         if values is None:
