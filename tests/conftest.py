@@ -1,5 +1,10 @@
+import os
+
 import pytest
 import torch
+
+# for the tests that import onnxruntime themselves, as users do; softline sets it
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # workers share the cores, and bitwise results must not depend on how many workers there are
 torch.set_num_threads(1)

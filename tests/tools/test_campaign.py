@@ -10,12 +10,16 @@ from random import Random
 
 import pytest
 import torch
+from onnx.helper import make_graph, make_model
 from PIL import Image
 from safetensors.torch import save
 
+import softline
+from softline.errors import UserError
+from tests.deploy.test_hostile_onnx import small_model
 from tests.tools.scripted import SCRIPTED, Scripted, load
 from tools.campaign import __main__ as command
-from tools.campaign import commands, damage, files, grammar, running, schedule, texts
+from tools.campaign import commands, damage, exported, files, grammar, graphs, running, schedule, texts
 from tools.campaign.interface import Kind, Outcome, Verdict, worst
 from tools.campaign.ledger import Ledger, counts, failures, table
 from tools.campaign.running import Finished, judge, left_after_refusal, left_files, run
@@ -207,6 +211,8 @@ def files_of_formats() -> dict[str, tuple[bytes, int]]:
         # the header and two tensors
         "safetensors": (save({"a": torch.zeros(2), "b": torch.zeros(3)}), 3),
         "text": (b"a\nb\nc\n", 3),
+        # the version, the graph with its name, the version of the operators
+        "onnx": (make_model(make_graph([], "g", [], []), ir_version=10).SerializeToString(), 4),
     }
 
 
@@ -313,6 +319,31 @@ def test_a_malicious_pickle_would_be_noticed(tmp_path):
     place = texts.Place(tmp_path, tmp_path)
     (tmp_path / "x").rename(place.canary)
     assert texts._judge(case, Finished((), 2, "", "error: no", ()), place)[0] is Verdict.EXECUTION
+
+
+def test_every_hostile_onnx_file_is_refused(tmp_path):
+    sound, path, seen = small_model().SerializeToString(), tmp_path / "model.onnx", set()
+    for seed in range(120):
+        what, content = graphs.hostile_onnx(Random(seed), sound, tmp_path / "canary")
+        assert graphs.hostile_onnx(Random(seed), sound, tmp_path / "canary") == (what, content)
+        seen.add(what)
+        path.write_bytes(content)
+        with pytest.raises(UserError):
+            softline.load(path)
+    assert len(seen) > 20
+    assert not (tmp_path / "canary").exists()
+
+
+def test_onnx_files_are_damaged_altered_and_hostile(tmp_path):
+    (tmp_path / "exported").mkdir()
+    for task in texts.TASKS:
+        (tmp_path / "exported" / f"{task}.onnx").write_bytes(small_model().SerializeToString())
+    for subject in exported.SUBJECTS:
+        place = texts.Place(tmp_path, tmp_path / subject.__name__)
+        made = [subject(Random(seed), place) for seed in range(30)]
+        assert made == [subject(Random(seed), place) for seed in range(30)]
+        assert len({case.what for case in made}) > 15
+        assert {case.command[0] for case in made} == {"predict", "evaluate"}
 
 
 # the campaign itself, in small

@@ -11,8 +11,9 @@ import torch
 
 from softline import ops
 from softline.engine.checkpoint import BEST, LAST
-from tools.campaign import kills, soak, tensors
+from tools.campaign import exporting, kills, soak, tensors
 from tools.campaign.interface import Verdict, case_random
+from tools.campaign.running import Finished
 
 
 @pytest.fixture
@@ -97,6 +98,58 @@ def test_changed_run_is_noticed(prepared, run, change):
     found = kills.difference(kills.reference(prepared, NAME), run)
     assert found is not None
     assert found.startswith(expected)
+
+
+# exports
+
+
+@pytest.fixture(scope="module")
+def small_export():
+    """A classifier and its undisturbed export; not to be changed."""
+    with tempfile.TemporaryDirectory(prefix="campaign-") as root:
+        exporting.prepare(Path(root))
+        yield Path(root)
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [exporting.stopped, exporting.disk_filled, pytest.param(exporting.killed_while_writing, marks=pytest.mark.slow)],
+)
+def test_disturbed_export_leaves_the_earlier_file_or_a_whole_one(small_export, tmp_path, monkeypatch, disturb):
+    monkeypatch.setattr(exporting, "DISTURBANCES", {disturb: 1})
+    monkeypatch.setattr(exporting, "FRESH", 0)
+    monkeypatch.setattr(exporting, "AGAIN", 0)
+    outcome = exporting.Case(small_export, tmp_path, Random(4)).run()
+    assert outcome.verdict is Verdict.SURVIVED, outcome.detail
+    assert "earlier file" in outcome.what
+
+
+@pytest.mark.parametrize(
+    ("leave", "code", "problem"),
+    [
+        (lambda target: target.write_bytes(b"half"), -9, "the file has 4 bytes"),
+        (lambda target: target.unlink(), -9, "the file has nothing"),
+        (lambda target: None, 0, "the file has 15 bytes"),
+        (lambda target: (target.parent / ".model.onnx.x1").touch(), 130, "left behind: .model.onnx.x1"),
+    ],
+)
+def test_wrong_end_of_an_export_is_noticed(tmp_path, monkeypatch, leave, code, problem):
+    (tmp_path / "whole.onnx").write_bytes(b"whole")
+    (tmp_path / "seconds.json").write_text("1.0")
+    (tmp_path / "command" / "cwd").mkdir(parents=True)
+    monkeypatch.setattr(exporting, "launch", lambda *_, **__: None)
+
+    def disturb(case, started):
+        leave(case.target)
+        return Finished((), code, "", "", ()), "disturbed"
+
+    if code == -9:
+        monkeypatch.setattr(exporting, "killed", disturb)
+    monkeypatch.setattr(exporting, "DISTURBANCES", {disturb: 1})
+    monkeypatch.setattr(exporting, "AGAIN", 0)
+    outcome = exporting.Case(tmp_path, tmp_path, Random(4)).run()
+    assert outcome.verdict is Verdict.WRONG
+    assert problem in outcome.detail
 
 
 # tensors

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from random import Random
 
 TAR_BLOCK = 512
+# keys of fields in ONNX files: the graph, whose fields follow, and numbers
+GRAPH, VERSIONS = 0x3A, (0x08, 0x28)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ def boundaries(content: bytes) -> list[int]:
         starts = [match.start() for match in re.finditer(rb"\xff[\xc0-\xfe]", content)]
     elif tensors := _safetensors(content):
         starts = tensors
+    elif fields := _protobuf(content):
+        starts = fields
     else:
         starts = [match.end() for match in re.finditer(rb"\n", content)]
     return sorted({start for start in starts if 0 <= start <= len(content)} | {0, len(content)})
@@ -66,6 +70,35 @@ def _safetensors(content: bytes) -> list[int]:
         return []
     begins = [entry["data_offsets"][0] for entry in header.values() if "data_offsets" in entry]
     return [8, 8 + size, *(8 + size + begin for begin in begins)]
+
+
+def _protobuf(content: bytes) -> list[int]:
+    """Return where the fields of an ONNX file and of its graph begin; nothing for another file."""
+    if content[:1] != b"\x08":
+        return []
+    starts: list[int] = []
+    place, end = 0, len(content)
+    while place < end:
+        starts.append(place)
+        key, place = _number(content, place)
+        value, place = _number(content, place)
+        if key not in (GRAPH, *VERSIONS):
+            # the field is a text or an inner message, of which `value` is the length
+            place += value
+        if place > end or key & 7 not in (0, 2):
+            return []
+    return starts
+
+
+def _number(content: bytes, place: int) -> tuple[int, int]:
+    """Read a number of protobuf; return it and the place behind it."""
+    number = shift = 0
+    while place < len(content):
+        byte = content[place]
+        number, shift, place = number | (byte & 127) << shift, shift + 7, place + 1
+        if byte < 128:
+            break
+    return number, place
 
 
 def _place(content: bytes, random: Random) -> int:

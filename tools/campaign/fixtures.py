@@ -10,6 +10,7 @@ compared           a finished comparison of one variant
 timm, timm_bin     directories that timm saved, with model.safetensors or pytorch_model.bin
 release.pth, .safetensors    weights as the authors of InLine store them
 classification.yaml, ...     the recipes
+exported/TASK.onnx the classifier of timm and the models of the other tasks, if a kind needs them
 """
 
 import fcntl
@@ -55,6 +56,27 @@ def make_fixtures(work: Path) -> Path:
             root.mkdir()
             _make(root, work)
             mark.write_text(version)
+    return root
+
+
+def make_exported(work: Path) -> Path:
+    """Return the directory of the fixtures, with ONNX files of all tasks."""
+    import softline
+    from softline.deploy.export import export
+
+    root = make_fixtures(work)
+    with (work / "exported.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (root / "exported").mkdir(exist_ok=True)
+        for task in ("classification", "detection", "segmentation", "sequence"):
+            source = root / "timm" if task == "classification" else root / "runs" / task / "best.pt"
+            target = root / "exported" / f"{task}.onnx"
+            if not target.exists():
+                trained = softline.load(source)
+                if task == "detection":
+                    # it has hardly learned: which of its many unlikely objects are the best is arbitrary
+                    trained.model.score_threshold = 0.5
+                export(trained, target, rounds=1)
     return root
 
 

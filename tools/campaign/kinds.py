@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tools.campaign.interface import Kind
 
-NAMES = ("files", "texts", "commands", "kills", "tensors", "explorer", "soak")
+NAMES = ("files", "texts", "commands", "kills", "exported", "exporting", "tensors", "explorer", "soak")
 
 
 def load_kinds(names: Sequence[str]) -> dict[str, Kind]:

@@ -235,6 +235,8 @@ def environment(directory: Path) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "HOME": str(_home()),
         "MPLBACKEND": "Agg",
+        # softline sets it when it is imported, which a fork does not repeat
+        "ORT_DISABLE_TELEMETRY": "1",
         "TMPDIR": str(directory / "tmp"),
     }
 

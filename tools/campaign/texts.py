@@ -420,6 +420,7 @@ class Texts:
     unit = "malformed inputs"
     target = 1000
     share = 2.0
+    subjects = SUBJECTS
 
     def prepare(self, work: Path) -> None:
         root = make_fixtures(work)
@@ -431,7 +432,7 @@ class Texts:
 
     def run(self, seed: int, work: Path) -> Outcome:
         random = case_random(self.name, seed)
-        (subject,) = random.choices(list(SUBJECTS), list(SUBJECTS.values()))
+        (subject,) = random.choices(list(self.subjects), list(self.subjects.values()))
         with case_directory(work, self.name, seed) as directory:
             place = Place(work / "fixtures", directory)
             case = subject(random, place)

@@ -1,10 +1,15 @@
 """ONNX files: writing a recorded graph, and running it in ONNX Runtime.
 
 What softline needs to use a file again, and what others need to use it at all (class names, sizes, mean and standard
-deviation), is in its metadata, as JSON. A file holds its weights; files that refer to others are not opened.
+deviation), is in its metadata, as JSON.
+
+A file from outside is parsed and checked first, and ONNX Runtime is given what was parsed. The file must hold its
+weights, use no operators but ONNX's own and run no steps without end, and its input must be the one that its metadata
+describes. What it returns is compared with what it declares.
 """
 
 import json
+import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,15 +23,22 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import softline
+from softline.deploy.onnx_checks import parse_onnx
 from softline.engine.graph import BATCH, Graph
+from softline.engine.shipping import End
 from softline.errors import UserError
 from softline.files import read_bytes
-from softline.plain import check_entries, check_plain, read_json
+from softline.plain import check_entries, check_plain, read_json, short
+
+# read when onnxruntime is imported, which everything in `softline.deploy` does after this module; otherwise its builds
+# with telemetry keep an identifier in the user's cache and send events to their maker
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 FORMAT = 1
 KEY = "softline"
 # protobuf's
 MOST_BYTES = 2**31 - 1
+INPUTS = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(uint8)": np.uint8}
 
 
 def write_onnx(program: ExportedProgram, graph: Graph, metadata: Mapping[str, Any]) -> bytes:
@@ -97,22 +109,55 @@ def open_onnx(path: str | Path) -> tuple["OnnxNetwork", dict[str, Any]]:
         raise UserError(f"no such file: {path}")
     content = read_bytes(path)
     try:
-        session = start_session(content)
+        model = parse_onnx(content)
+        about = _read_about(model)
+        # not the content: what another parser makes of it has not been checked
+        session = start_session(model.SerializeToString())
+        _check_input(session.get_inputs(), about["input"]["axes"], about["input"]["ranges"])
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    stored = session.get_modelmeta().custom_metadata_map.get(KEY)
-    if stored is None:
-        raise UserError(f"{path} was not exported by softline: its metadata has no {KEY}")
-    about = read_json(stored, str(path))
-    check_entries(about, {"format": int, "task": str, "input": dict, "description": dict}, str(path))
-    check_plain(about, str(path))
-    if about["format"] != FORMAT:
-        raise UserError(f"{path} has format {about['format']}; this softline reads format {FORMAT}")
-    check_entries(about["input"], {"axes": list[str | None], "ranges": dict[str, list[int | None]]}, str(path))
-    shapes = [given.shape for given in session.get_inputs()]
-    if [len(shape) for shape in shapes] != [len(about["input"]["axes"])]:
-        raise UserError(f"{path}: its metadata describes another input than {shapes}")
     return OnnxNetwork(session, about["input"]["axes"], about["input"]["ranges"], str(path)), about
+
+
+def _read_about(model: Any) -> dict[str, Any]:
+    """Return softline's entry in the metadata."""
+    stored = [entry.value for entry in model.metadata_props if entry.key == KEY]
+    if not stored:
+        raise UserError(f"it was not exported by softline: its metadata has no {KEY}")
+    if len(stored) > 1:
+        raise UserError(f"its metadata has {KEY} {len(stored)} times")
+    about = read_json(stored[0], "its metadata")
+    check_plain(about, "its metadata")
+    entries = {"format": int, "task": str, "features": bool, "preprocess": bool, "input": dict, "description": dict}
+    check_entries(about, entries, "its metadata")
+    if about["format"] != FORMAT:
+        raise UserError(f"it has format {about['format']}; this softline reads format {FORMAT}")
+    check_entries(about["input"], {"axes": list[str | None], "ranges": dict[str, list[int | None]]}, "its metadata")
+    return dict(about)
+
+
+def _check_input(inputs: Any, axes: list[str | None], ranges: Mapping[str, list[int | None]]) -> None:
+    """Check that a file takes the one input that its metadata describes."""
+    named = {axis for axis in axes if axis is not None}
+    if named != set(ranges):
+        raise UserError(f"its metadata has ranges for {short(sorted(ranges))}, the input's axes are {short(axes)}")
+    for axis, limits in ranges.items():
+        if len(limits) != 2 or limits[0] is None or not 1 <= limits[0] <= (limits[1] or limits[0]):
+            raise UserError(f"the range of {short(axis)} must be two lengths from 1 on, got {short(limits)}")
+    shapes = [given.shape for given in inputs]
+    if [len(shape) for shape in shapes] != [len(axes)] or not all(
+        _fits(length, axis, ranges) for length, axis in zip(shapes[0], axes, strict=True)
+    ):
+        raise UserError(f"its metadata describes another input than {short(shapes)}: {short(axes)} in {short(ranges)}")
+    if inputs[0].type not in INPUTS:
+        raise UserError(f"its input must be one of {', '.join(INPUTS)}; got {inputs[0].type}")
+
+
+def _fits(length: int | str | None, axis: str | None, ranges: Mapping[str, list[int | None]]) -> bool:
+    """Return whether a file may declare this length for an axis: its name, or the one length that it can have."""
+    if axis is None:
+        return isinstance(length, int)
+    return length == axis or ranges[axis] == [length, length]
 
 
 def start_session(content: bytes) -> Any:
@@ -125,8 +170,11 @@ def start_session(content: bytes) -> Any:
     options.add_session_config_entry("session.force_spinning_stop", "1")
     # only errors, which are raised as well
     options.log_severity_level = 4
+    # otherwise it looks for a sign of its own format, which the text in an ONNX file can imitate
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     with _runtime_errors("open it"):
-        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        # without a second attempt, about which it would print
+        return onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"], enable_fallback=False)
 
 
 class OnnxNetwork(nn.Module):
@@ -141,7 +189,10 @@ class OnnxNetwork(nn.Module):
         super().__init__()
         self.session, self.axes, self.ranges, self.name = session, axes, ranges, name
         (self.input,) = session.get_inputs()
-        self.dtype = {"tensor(uint8)": np.uint8, "tensor(int64)": np.int64}.get(self.input.type, np.float32)
+        self.dtype = INPUTS[self.input.type]
+        # what tasks compare with what they need, see `softline.engine.shipping.check_ends`
+        self.takes = End(self.input.type, tuple(axes))
+        self.outputs = {out.name: End(out.type, tuple(out.shape)) for out in session.get_outputs()}
 
     def forward(self, x: Tensor) -> Any:
         given = x.detach().cpu().numpy().astype(self.dtype, copy=False)
@@ -149,6 +200,8 @@ class OnnxNetwork(nn.Module):
         if most is None or least != most or len(given) == least:
             return self._run(given)
         # a fixed batch: as many runs as needed, the last one filled up
+        if most * given[:1].nbytes > MOST_BYTES:
+            raise UserError(f"{self.name} takes {most:,} samples at once, which do not fit into 2 GB")
         parts = []
         for first in range(0, len(given), most):
             part = given[first : first + most]
@@ -160,6 +213,7 @@ class OnnxNetwork(nn.Module):
         self._check(given.shape)
         with _runtime_errors(f"run {self.name} on {list(given.shape)}"):
             found = self.session.run(None, {self.input.name: given})
+        self._check_found(given, found)
         tensors = tuple(torch.from_numpy(part) for part in found)
         return tensors[0] if len(tensors) == 1 else tensors
 
@@ -171,6 +225,20 @@ class OnnxNetwork(nn.Module):
             if (least is not None and length < least) or (most is not None and length > most):
                 wanted = f"{least}" if least == most else f"{least or 1} to {'any' if most is None else most}"
                 raise UserError(f"{self.name} was exported for {axis} {wanted}, got {length}")
+
+    def _check_found(self, given: Any, found: list[Any]) -> None:
+        """Check the outputs of a run, which ONNX Runtime does not compare with those that the file declares."""
+        lengths = dict(zip(self.axes, given.shape, strict=True))
+        for (name, end), values in zip(self.outputs.items(), found, strict=True):
+            # axes of other names have any length
+            shape = [lengths.get(length) if isinstance(length, str) else length for length in end.shape]
+            alike = values.ndim == len(shape) and all(
+                wanted in (None, length) for wanted, length in zip(shape, values.shape, strict=True)
+            )
+            if not alike:
+                raise UserError(f"{self.name} declares {name} as {list(end.shape)}, and returned {list(values.shape)}")
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                raise UserError(f"{self.name} returned {name} that are not finite numbers")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OnnxNetwork":
         # it has no state that could change

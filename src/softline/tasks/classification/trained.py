@@ -13,9 +13,11 @@ from torch import nn
 
 from softline.attention.hooks import uncapped_landmarks
 from softline.backbones.creation import check_model_name, create_saved, set_image_size
-from softline.checks import check_integer
+from softline.checks import check_integer, check_option
 from softline.data.images import in_order, open_source
-from softline.engine.graph import BATCH, HEIGHT, WIDTH, Description, Graph, Sizes, image_graph
+from softline.engine.graph import BATCH, HEIGHT, IMAGE_AXES, WIDTH, Description, Graph, Sizes, image_graph
+from softline.engine.recipe import check_channels
+from softline.engine.shipping import check_ends, check_sides, floats
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
 from softline.errors import UserError
 from softline.plain import check_entries
@@ -27,6 +29,7 @@ from softline.tasks.predicting import Photograph, predict_images
 from softline.tasks.probabilities import Probabilities, class_probabilities, names_by_label
 
 BATCH_SIZE = 64
+CHANNELS = {"L": 1, "RGB": 3}
 
 
 class Classifier(Trained):
@@ -165,6 +168,13 @@ def reopen_classifier(network: nn.Module, described: Mapping[str, Any]) -> Class
         raise UserError(f"the description names {len(described['classes'])} of {described['count']} classes")
     # raises if they make no sense
     eval_image_transform(settings)
+    check_channels(settings["mean"], settings["std"])
+    check_option("mode", settings["mode"], CHANNELS)
+    if len(settings["mean"]) != CHANNELS[settings["mode"]]:
+        raise UserError(f"{settings['mode']} has {CHANNELS[settings['mode']]} channels, mean has {settings['mean']}")
+    # before they are cropped
+    check_sides(**{"image_size / crop_pct": settings["image_size"] / settings["crop_pct"]})
+    check_ends(network, floats(*IMAGE_AXES), {"logits": floats(BATCH, described["count"])})
     network.num_classes = described["count"]
     return Classifier(described["model"], network, described["classes"], settings)
 

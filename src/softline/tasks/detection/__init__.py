@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from softline.checks import check_range
 from softline.engine.task import Setup, TaskDefinition, check_classes, choose_classes, numbered
 from softline.plain import check_entries
 from softline.tasks.detection.recipe import DetectionRecipe
@@ -47,17 +48,21 @@ class DetectionDefinition(TaskDefinition[DetectionRecipe]):
         return TrainedDetector(recipe.model.name, model, facts["classes"], recipe)
 
     def reopen(self, network: "nn.Module", described: Mapping[str, Any]) -> "TrainedDetector":
-        from softline.engine.shipping import read_description
-        from softline.tasks.detection.exported import ExportedDetector
+        from softline.engine.shipping import check_sides, read_description
+        from softline.tasks.detection.exported import ExportedDetector, check_detector
 
         recipe, facts = read_description(described, DetectionRecipe)
         self.check_facts(facts)
         check_entries(facts, {"score_threshold": float}, "facts")
+        check_range("score_threshold", facts["score_threshold"], 0, 1, open_high=True)
+        check_sides(long_side=recipe.data.long_side)
+        check_detector(network)
         detector = ExportedDetector(
             network,
             short_side=recipe.data.short_side,
             long_side=recipe.data.long_side,
             score_threshold=facts["score_threshold"],
+            num_classes=len(facts["classes"]),
         )
         return self.trained(detector, recipe, facts)
 

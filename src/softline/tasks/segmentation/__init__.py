@@ -9,6 +9,7 @@ from softline.tasks.segmentation.recipe import SegmentationRecipe
 if TYPE_CHECKING:
     from torch import nn
 
+    from softline.engine.trained import Trained
     from softline.tasks.segmentation.task import Segmentation
     from softline.tasks.segmentation.trained import TrainedSegmenter
 
@@ -44,6 +45,17 @@ class SegmentationDefinition(TaskDefinition[SegmentationRecipe]):
         from softline.tasks.segmentation.trained import TrainedSegmenter
 
         return TrainedSegmenter(recipe.model.name, model, facts["classes"], recipe)
+
+    def reopen(self, network: "nn.Module", described: Mapping[str, Any]) -> "Trained":
+        from softline.engine.graph import BATCH, HEIGHT, IMAGE_AXES, WIDTH
+        from softline.engine.shipping import check_ends, check_sides, floats
+
+        trained = super().reopen(network, described)
+        recipe: Any = trained.recipe
+        check_sides(short_side=recipe.data.short_side, long_side=recipe.data.long_side)
+        logits = floats(BATCH, len(trained.classes), HEIGHT, WIDTH)
+        check_ends(network, floats(*IMAGE_AXES), {"logits": logits})
+        return trained
 
 
 definition = SegmentationDefinition()

@@ -10,6 +10,7 @@ from softline.tasks.sequence.recipe import SequenceRecipe
 if TYPE_CHECKING:
     from torch import nn
 
+    from softline.engine.trained import Trained
     from softline.tasks.sequence.task import SequenceClassification
     from softline.tasks.sequence.trained import TrainedSequenceModel
 
@@ -47,6 +48,15 @@ class SequenceDefinition(TaskDefinition[SequenceRecipe]):
         from softline.tasks.sequence.trained import TrainedSequenceModel
 
         return TrainedSequenceModel(recipe.model.name, model, recipe, facts)
+
+    def reopen(self, network: "nn.Module", described: Mapping[str, Any]) -> "Trained":
+        from softline.engine.graph import BATCH, LENGTH
+        from softline.engine.shipping import End, check_ends, floats
+
+        trained = super().reopen(network, described)
+        logits = floats(BATCH, len(trained.classes))
+        check_ends(network, End("tensor(int64)", (BATCH, None, LENGTH)), {"logits": logits})
+        return trained
 
 
 definition = SequenceDefinition()
