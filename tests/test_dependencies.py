@@ -14,7 +14,7 @@ def minima() -> dict[str, Version]:
     """The lower bounds in pyproject.toml, of the packages and of the extras that the tests install."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = list(project["dependencies"])
-    for extra in ("train", "data", "dense", "explore", "docs", "dev"):
+    for extra in ("train", "data", "dense", "explore", "export", "docs", "dev"):
         listed += project["optional-dependencies"][extra]
     found = {}
     for text in listed:

@@ -71,7 +71,8 @@ FAMILIES: dict[type[nn.Module], Family] = {
 }
 SUPPORTED = (
     "timm's VisionTransformer (ViT, DeiT, DINOv2, ...), Eva (EVA-02, DINOv3, ...), Beit without relative positions, "
-    "SwinTransformer and PyramidVisionTransformerV2, torchvision's VisionTransformer and transformers' ViTModel"
+    "SwinTransformer and PyramidVisionTransformerV2, torchvision's VisionTransformer, and transformers' ViTModel from "
+    "version 5.10 on"
 )
 
 
