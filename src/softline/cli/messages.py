@@ -11,7 +11,7 @@ EXTRAS = {
     **dict.fromkeys(("datasets", "webdataset"), "data"),
     **dict.fromkeys(("faster_coco_eval", "segmentation_models_pytorch"), "dense"),
     "gradio": "explore",
-    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "export"),
+    **dict.fromkeys(("onnx", "onnx_ir", "onnxruntime", "onnxscript"), "export"),
 }
 """Optional packages by the name that is imported, and the extra of softline that installs each."""
 

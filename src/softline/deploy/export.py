@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import math
 import shutil
 import tempfile
 import time
@@ -306,7 +307,10 @@ def _torch(program: ExportedProgram, about: dict[str, Any], *, package: bool) ->
 def _check(rows: Sequence[parity.ParityRow], tolerance: float, kind: str) -> None:
     worst = max(rows, key=lambda row: row.difference)
     if not worst.difference <= tolerance:
+        amount = f"by {worst.difference:.2g} of the largest output"
+        if math.isinf(worst.difference):
+            amount = "in the shape of its outputs, or by numbers that are not finite,"
         raise UserError(
-            f"the exported network differs from the original by {worst.difference:.2g} of the largest output at "
-            f"{worst.sizes}; {kind} may differ by {tolerance:g}. Nothing was written"
+            f"the exported network differs from the original {amount} at {worst.sizes}; {kind} may differ by "
+            f"{tolerance:g}. Nothing was written"
         )

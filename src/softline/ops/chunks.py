@@ -24,7 +24,8 @@ def is_traced() -> bool:
 
 def is_exported() -> bool:
     """Whether torch.export records a graph that another runtime will execute, step by step and in any size."""
-    return torch.compiler.is_exporting()
+    # torch.compile of 2.10 answers yes to the second question
+    return not torch.compiler.is_dynamo_compiling() and torch.compiler.is_exporting()
 
 
 def of_any_size(side: object) -> bool:
@@ -52,7 +53,8 @@ def onnx_steps(wanted: bool) -> Iterator[None]:
 
 
 def needs_onnx_steps() -> bool:
-    return _ONNX_STEPS.get()
+    # torch.compile cannot trace the variable in all versions
+    return is_exported() and _ONNX_STEPS.get()
 
 
 def may_overwrite() -> bool:
