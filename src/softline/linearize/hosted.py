@@ -88,7 +88,9 @@ class HostedAttention(nn.Module):
         return self.name
 
     def _run(self, x: Tensor, grid_size: GridSize, **masks: Any) -> Tensor:
-        out: Tensor = self.attention(x, grid_size, **masks)
+        return self._drop(self.attention(x, grid_size, **masks))
+
+    def _drop(self, out: Tensor) -> Tensor:
         return out if self.proj_drop is None else self.proj_drop(out)
 
     def _refuse(self, given: Mapping[str, Any]) -> None:
@@ -177,8 +179,7 @@ class HostedWindows(HostedAttention):
         region = _regions(mask).repeat(len(x) // len(mask), 1)  # [B * windows, N]
         # a result is zero where its mask is
         parts = [self.attention(x, self.window_size, region == index) for index in range(REGIONS)]
-        out = sum(parts[1:], parts[0])
-        return out if self.proj_drop is None else self.proj_drop(out)
+        return self._drop(sum(parts[1:], parts[0]))
 
     def parts(self) -> Parts:
         bias = self.attention.position_bias if isinstance(self.attention, PositionBiasAttention) else None
