@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from softline import backbones
     from softline.attention import ATTENTIONS, create_attention
     from softline.deploy.loading import load
-    from softline.linearize.replacing import attention_layer, replace_attention
+    from softline.linearizing.linearize import linearize
+    from softline.replacing.replace import attention_layer, replace_attention
     from softline.tasks.building import build
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "backbones",
     "build",
     "create_attention",
+    "linearize",
     "load",
     "replace_attention",
 ]
@@ -35,11 +37,12 @@ __version__ = "0.1.0"
 # public names and the modules that define them, imported on first use
 _LAZY = {
     "ATTENTIONS": "softline.attention",
-    "attention_layer": "softline.linearize.replacing",
+    "attention_layer": "softline.replacing.replace",
     "build": "softline.tasks.building",
     "create_attention": "softline.attention",
+    "linearize": "softline.linearizing.linearize",
     "load": "softline.deploy.loading",
-    "replace_attention": "softline.linearize.replacing",
+    "replace_attention": "softline.replacing.replace",
 }
 
 

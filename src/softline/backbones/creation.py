@@ -136,8 +136,8 @@ def create_for_size(name: str, size: int | None, **options: Any) -> Any:
     return model
 
 
-def create_saved(path: Path) -> nn.Module:
-    """Create the model that timm saved in a directory, with its weights, as "local-dir:" does.
+def create_saved(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """Create the model that timm saved in a directory, with its weights, as "local-dir:" does; return its options too.
 
     config.json and the weights are read by softline, which executes nothing in them; timm is given their content.
     """
@@ -157,7 +157,7 @@ def create_saved(path: Path) -> nn.Module:
             )
     # the weights are not part of the model's description
     model.pretrained_cfg.pop("state_dict", None)  # type: ignore[operator, union-attr]
-    return model
+    return model, options
 
 
 def _saved_config(file: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,13 @@ def list_recipes() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in root.iterdir() if entry.name.endswith(".yaml"))
 
 
-def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Load a recipe of the package by its name, or a YAML file, with ``--key value`` overrides."""
-    return read_recipe(_content(name), overrides, where=name)
+def load_recipe(name: str, overrides: Sequence[str] = (), *, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Load a recipe of the package by its name, or a YAML file, with ``--key value`` overrides.
+
+    changes: nested keys and values that replace the recipe's before the overrides do.
+    """
+    content = _content(name)
+    return read_recipe(content if changes is None else merge(content, _plain(dict(changes))), overrides, where=name)
 
 
 def parse_recipe(text: str, overrides: Sequence[str] = (), *, where: str = "recipe") -> Recipe:

@@ -23,11 +23,28 @@ DROP_RATE = re.compile(r"(^|_)drop(out)?(_\w+)?_rate$|(^|_)drop(out)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplaceRecipe:
+    """An attention of softline in the place of a model's own; see `softline.replace_attention`."""
+
+    attention: str
+    layers: tuple[int | str, ...] | None = None
+    """Indices of blocks, or patterns of names; null replaces the attention of all."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the attention."""
+    queries: Literal["mean", "query", "key", "random"] = "mean"
+    """What one projection for queries and keys inherits."""
+    drop_position_bias: bool = False
+    """Give up Swin's bias for each pair of positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelRecipe:
     name: str
     """Any model of timm.create_model, softline's included, or what the task has instead."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the model: attention, attention_options, drop_path_rate, ..."""
+    replace: ReplaceRecipe | None = None
+    """Replace the attention of a vision transformer of timm, which keeps its weights."""
     pretrained: bool = False
     """Start from the published weights."""
     checkpoint: str | None = None

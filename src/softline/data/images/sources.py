@@ -17,7 +17,9 @@ __all__ = ["CorruptImageError", "ImageSource", "ImageStream", "check_same_classe
 NAMES = ("embedded", "fashion-mnist", *(f"{kind}/" for kind in PACKAGES))
 
 
-def open_source(source: str, split: str, *, root: str | None = None) -> ImageSource | ImageStream:
+def open_source(
+    source: str, split: str, *, root: str | None = None, labelled: bool = True
+) -> ImageSource | ImageStream:
     """Open the labelled images of a split.
 
     source: "embedded" (6,000 + 1,000 images of Fashion-MNIST, no download), "fashion-mnist" (the whole dataset), a
@@ -26,6 +28,8 @@ def open_source(source: str, split: str, *, root: str | None = None) -> ImageSou
     split: train, val or test, or another name that the dataset has. Datasets without "val" use their test images for
         it.
     root: directory to which fashion-mnist and timm's datasets are downloaded, or where they already are.
+    labelled: whether folders are classes; otherwise images may lie anywhere in a directory or .tar file, all have the
+        label 0, and the source names no classes.
     """
     if not isinstance(source, str) or not source:
         raise UserError(f"source must be {_possible()}; got {source!r}")
@@ -39,9 +43,9 @@ def open_source(source: str, split: str, *, root: str | None = None) -> ImageSou
     if source == "embedded":
         return fashion_mnist.embedded(split)
     if Path(source).is_dir():
-        return open_folder(source, split)
+        return open_folder(source, split, labelled=labelled)
     if source.endswith(".tar") and Path(source).is_file():
-        return open_tar(source, split)
+        return open_tar(source, split, labelled=labelled)
     raise UserError(_unknown(source, f"{kind}/" if slash else source))
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from softline.engine.task import Setup, TaskDefinition, check_classes, choose_classes, numbered
 from softline.tasks.classification.recipe import ClassificationRecipe
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from softline.tasks.classification.trained import Classifier
 
 IMAGENET_CLASSES = 1000
+C = TypeVar("C", bound=ClassificationRecipe)
 
 
-class ClassificationDefinition(TaskDefinition[ClassificationRecipe]):
-    recipe_type = ClassificationRecipe
+class ClassificationDefinition(TaskDefinition[C]):
+    """Of classification, and of tasks whose recipes have all of its keys."""
 
-    def build(self, recipe: ClassificationRecipe, setup: Setup) -> "Classification":
+    recipe_type: type[C]
+
+    def build(self, recipe: C, setup: Setup) -> "Classification":
         from softline.tasks.classification.build import build_classification
 
         return build_classification(recipe, setup)
@@ -28,12 +31,12 @@ class ClassificationDefinition(TaskDefinition[ClassificationRecipe]):
     def check_facts(self, facts: Mapping[str, Any]) -> None:
         check_classes(facts)
 
-    def network(self, recipe: ClassificationRecipe, facts: Mapping[str, Any]) -> "nn.Module":
+    def network(self, recipe: C, facts: Mapping[str, Any]) -> "nn.Module":
         from softline.tasks.networks import build_model
 
         return build_model(recipe.without_weights().model, len(facts["classes"]), recipe.data.image_size)
 
-    def known_facts(self, recipe: ClassificationRecipe, classes: Sequence[str] | None) -> dict[str, Any]:
+    def known_facts(self, recipe: C, classes: Sequence[str] | None) -> dict[str, Any]:
         """Return the classes of Fashion-MNIST, of a directory named imagenet, or as many as model.options says."""
         from softline.data.images.fashion_mnist import CLASSES
 
@@ -46,7 +49,7 @@ class ClassificationDefinition(TaskDefinition[ClassificationRecipe]):
         known = numbered(IMAGENET_CLASSES) if Path(source).name == "imagenet" else None
         return {"classes": choose_classes(classes, known, what, fixed=False)}
 
-    def trained(self, model: "nn.Module", recipe: ClassificationRecipe, facts: Mapping[str, Any]) -> "Classifier":
+    def trained(self, model: "nn.Module", recipe: C, facts: Mapping[str, Any]) -> "Classifier":
         from softline.tasks.classification.trained import Classifier
         from softline.tasks.images import image_settings
 
@@ -57,7 +60,7 @@ class ClassificationDefinition(TaskDefinition[ClassificationRecipe]):
 
         return reopen_classifier(network, described)
 
-    def settled(self, recipe: ClassificationRecipe) -> ClassificationRecipe:
+    def settled(self, recipe: C) -> C:
         """Spell out the size, colours and crop of the model's images."""
         from softline.tasks.images import image_settings
         from softline.tasks.networks import build_model
@@ -68,4 +71,8 @@ class ClassificationDefinition(TaskDefinition[ClassificationRecipe]):
         return recipe.replace(data=dataclasses.replace(recipe.data, **own))
 
 
-definition = ClassificationDefinition()
+class _Classification(ClassificationDefinition[ClassificationRecipe]):
+    recipe_type = ClassificationRecipe
+
+
+definition = _Classification()

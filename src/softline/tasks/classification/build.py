@@ -26,11 +26,7 @@ from softline.tasks.networks import build_model
 
 
 def build_classification(recipe: ClassificationRecipe, setup: Setup) -> Classification:
-    if recipe.data.image_size is not None:
-        channels = recipe.model.options.get("in_chans", 3)
-        # anything but a number is refused by the model
-        shape = (channels if isinstance(channels, int) else 3, recipe.data.image_size, recipe.data.image_size)
-        check_batch_memory(recipe, shape, processes=distributed.place()[1])
+    check_image_memory(recipe)
     train_source = _open(recipe.data, recipe.data.train_split, setup.notify)
     val_source = _open(recipe.data, recipe.data.val_split, setup.notify)
     check_same_classes(train_source, val_source)
@@ -47,6 +43,15 @@ def build_classification(recipe: ClassificationRecipe, setup: Setup) -> Classifi
         smoothing=recipe.augment.smoothing,
         channels_last=recipe.model.channels_last,
     )
+
+
+def check_image_memory(recipe: ClassificationRecipe) -> None:
+    """Check that a batch of images fits into memory, if the recipe tells their size."""
+    if recipe.data.image_size is not None:
+        channels = recipe.model.options.get("in_chans", 3)
+        # anything but a number is refused by the model
+        shape = (channels if isinstance(channels, int) else 3, recipe.data.image_size, recipe.data.image_size)
+        check_batch_memory(recipe, shape, processes=distributed.place()[1])
 
 
 def train_image_transform(augment: Augment, settings: dict[str, Any]) -> Any:

@@ -52,15 +52,21 @@ class Classification:
         if self.mixup is None:
             targets, smoothing = labels, self.smoothing
         else:
-            if len(images) % 2:
-                raise UserError(f"mixup and cutmix pair images: each process needs an even number, got {len(images)}")
-            # timm's Mixup works in place
-            images, targets = self.mixup(images.clone(), labels)
+            images, targets = self.mixed(images, labels)
             smoothing = 0.0
         logits = model(images.contiguous(memory_format=self.layout)).float()
         value = F.cross_entropy(logits, targets, label_smoothing=smoothing)
         likely = targets if targets.ndim == 1 else targets.argmax(1)
         return Loss(value, {"accuracy": (logits.detach().argmax(1) == likely).float().mean()})
+
+    def mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply mixup and cutmix: return images, and targets [B, classes]."""
+        assert self.mixup is not None, "asked before"
+        if len(images) % 2:
+            raise UserError(f"mixup and cutmix pair images: each process needs an even number, got {len(images)}")
+        # timm's Mixup works in place
+        mixed, targets = self.mixup(images.clone(), labels)
+        return mixed, targets
 
     def metrics(self) -> MetricCollection:
         count = len(self.classes)
@@ -76,11 +82,13 @@ class Classification:
     def update(self, metrics: MetricCollection, model: nn.Module, batch: list[Tensor], valid: int) -> None:
         images, labels = batch
         logits = model(images.contiguous(memory_format=self.layout)).float()[:valid]
-        labels = labels[:valid]
         if valid:
-            metrics["top1"].update(logits, labels)
-            metrics["top5"].update(logits, labels)
-            metrics["loss"].update(F.cross_entropy(logits, labels, reduction="none"))
+            self.count(metrics, logits, labels[:valid])
+
+    def count(self, metrics: MetricCollection, logits: Tensor, labels: Tensor) -> None:
+        metrics["top1"].update(logits, labels)
+        metrics["top5"].update(logits, labels)
+        metrics["loss"].update(F.cross_entropy(logits, labels, reduction="none"))
 
     def details(self, metrics: MetricCollection) -> dict[str, Any]:
         return {}

@@ -16,7 +16,7 @@ from softline.backbones.creation import check_model_name, create_saved, set_imag
 from softline.checks import check_integer, check_option
 from softline.data.images import in_order, open_source
 from softline.engine.graph import BATCH, HEIGHT, IMAGE_AXES, WIDTH, Description, Graph, Sizes, image_graph
-from softline.engine.recipe import check_channels
+from softline.engine.recipe import ModelRecipe, check_channels
 from softline.engine.shipping import check_ends, check_sides, floats
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
 from softline.errors import UserError
@@ -36,6 +36,7 @@ class Classifier(Trained):
     """A model that gives each image one of its classes.
 
     settings: size, mean, std, interpolation, crop and colour mode of its images.
+    options: keyword arguments with which timm creates the model, for one without a recipe.
     """
 
     kind = "a classifier"
@@ -50,14 +51,22 @@ class Classifier(Trained):
         classes: Sequence[str],
         settings: dict[str, Any],
         recipe: ClassificationRecipe | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(name, model, classes, recipe)
         self.settings = settings
+        self.options = dict(options or {})
 
     @property
     def task(self) -> str:
         # timm's models have no recipe
         return "classification" if self.recipe is None else self.recipe.task
+
+    @property
+    def architecture(self) -> ModelRecipe:
+        """How the model is created, without weights."""
+        return ModelRecipe(name=self.name, options=self.options) if self.recipe is None else self.recipe.model
 
     def evaluate(
         self,
@@ -81,7 +90,7 @@ class Classifier(Trained):
         images = open_source(data, split, root=root)
         if skip_corrupt:
             images = leave_out_corrupt(images, split, evaluator.notify)
-        classes = self._check_classes(images.classes, data)
+        classes = self.check_classes(images.classes, data)
         if images.classes and images.classes != classes:
             images = in_order(images, classes)
         for size in sizes or [self.settings["image_size"]]:
@@ -142,7 +151,7 @@ class Classifier(Trained):
             data = (self.recipe.data.source, self.recipe.data.val_split, self.recipe.data.root)
         return ImageView(self.model, self.classes, self.settings, data)
 
-    def _check_classes(self, found: tuple[str, ...], source: str) -> tuple[str, ...]:
+    def check_classes(self, found: tuple[str, ...], source: str) -> tuple[str, ...]:
         """Return the model's classes, which must be those of the data."""
         count = int(getattr(self.model, "num_classes", len(self.classes)))
         if self.classes and found and set(found) != set(self.classes):
@@ -187,21 +196,22 @@ def load_published(name: str) -> Classifier:
     except (RuntimeError, OSError, ValueError) as error:
         # the network, and what is behind it
         raise UserError(f"{name}: {error}") from error
-    return _as_classifier(model, name)
+    return _as_classifier(model, name, {})
 
 
 def load_directory(path: Path) -> Classifier:
     """Create the model in a directory that timm saved; softline reads the files, and timm sees what is in them."""
     try:
-        return _as_classifier(create_saved(path), str(path))
+        model, options = create_saved(path)
+        return _as_classifier(model, str(path), options)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
 
-def _as_classifier(model: nn.Module, name: str) -> Classifier:
+def _as_classifier(model: nn.Module, name: str, options: Mapping[str, Any]) -> Classifier:
     cfg: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
     classes = cfg.get("label_names") or ()
     settings = image_settings(model)
     # raises if the model's description of its images makes no sense
     eval_image_transform(settings)
-    return Classifier(str(cfg.get("architecture") or name), model, classes, settings)
+    return Classifier(str(cfg.get("architecture") or name), model, classes, settings, options=options)

@@ -11,7 +11,7 @@ from softline.attention import MultiHeadAttention
 from softline.backbones.swin import PositionBiasAttention
 from softline.errors import UserError
 from softline.layers.grid import GridSize
-from softline.linearize.parts import Parts
+from softline.replacing.parts import Parts
 
 # a window that crosses a corner of the map holds tokens from four sides of it
 REGIONS = 4

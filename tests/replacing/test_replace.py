@@ -16,7 +16,7 @@ from torchvision.models import VisionTransformer as TorchvisionTransformer
 import softline
 from softline.attention import find_attentions, record_attention
 from softline.errors import UserError
-from softline.linearize.hosted import HostedAttention
+from softline.replacing.hosted import HostedAttention
 
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 64, "num_classes": 7}
 ANY_SIZE = {**SMALL, "dynamic_img_size": True}

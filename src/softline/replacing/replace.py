@@ -16,7 +16,7 @@ from softline.backbones.swin import PositionBiasAttention
 from softline.checks import check_option
 from softline.errors import UserError
 from softline.layers.grid import GridSize
-from softline.linearize.hosted import (
+from softline.replacing.hosted import (
     Grid,
     HostedAttention,
     HostedMap,
@@ -25,7 +25,7 @@ from softline.linearize.hosted import (
     HostedTransformers,
     HostedWindows,
 )
-from softline.linearize.parts import (
+from softline.replacing.parts import (
     Parts,
     multihead_parts,
     pyramid_parts,
@@ -35,7 +35,7 @@ from softline.linearize.parts import (
 )
 
 M = TypeVar("M", bound=nn.Module)
-Queries = Literal["mean", "query", "key"]
+Queries = Literal["mean", "query", "key", "random"]
 
 Kind = tuple[Callable[[Any], Parts], type[HostedAttention]]
 KINDS: dict[type[nn.Module], Kind] = {
@@ -105,7 +105,7 @@ def replace_attention(
         "blocks.1*.attn"; None replaces all. Negative indices count from the last block.
     options: of the attention; see `softline.create_attention`.
     queries: what the one projection for queries and keys starts as, for attentions that have only one: the mean of both
-        that there are, the query's or the key's.
+        that there are, the query's, the key's, or random numbers as in a new network.
     drop_position_bias: give up Swin's bias for each pair of positions, which only softmax attention can have; otherwise
         Swin is refused for other attentions.
     """
@@ -141,6 +141,19 @@ def replace_attention(
         parent, _, attribute = place.name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, made[place.name])
     return model
+
+
+def replaceable(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the attention modules of a model that `replace_attention` knows, by their names, in its order."""
+    return {place.name: model.get_submodule(place.name) for place in _places(model)}
+
+
+def transformer_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the blocks of the transformers in a model by their names, in its order."""
+    names = {module: name for name, module in model.named_modules()}
+    places = list(_places(model))
+    blocks = [block for place in places for block in place.family.blocks(place.transformer)]
+    return {names[block]: block for block in dict.fromkeys(blocks)}
 
 
 def _places(model: nn.Module) -> Iterator[Place]:
@@ -261,7 +274,8 @@ def _inherit(new: MultiHeadAttention | PositionBiasAttention, parts: Parts, quer
             setattr(qkv, name, None)
         elif shared:
             q, k, v = values.detach().chunk(3)
-            first = {"mean": (q + k) / 2, "query": q, "key": k}[queries]
+            own = getattr(qkv, name).detach()[: len(q)]
+            first = {"mean": (q + k) / 2, "query": q, "key": k, "random": own}[queries]
             setattr(qkv, name, nn.Parameter(torch.cat([first, v])))
         else:
             # a parameter stays the one that an optimizer may know

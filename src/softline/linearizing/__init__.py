@@ -1,0 +1,1 @@
+"""Pretrained vision transformers with linear attention: transfer, fine-tuning, measurements."""

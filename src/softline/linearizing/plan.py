@@ -1,0 +1,136 @@
+"""What is to be linearised, and the recipes of its stages."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from softline.attention import ATTENTIONS
+from softline.checks import check_integer, check_option
+from softline.engine.reading import load_recipe
+from softline.engine.recipe import ReplaceRecipe
+from softline.errors import UserError
+from softline.replacing.hosted import HostedAttention
+from softline.replacing.replace import Queries, replaceable
+from softline.tasks.classification.trained import Classifier
+from softline.tasks.linearization.recipe import LinearizationRecipe, Stage
+from softline.tasks.loading import load_trained
+from softline.tasks.networks import put_attention
+
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What `softline.linearize` is asked for; its arguments are these."""
+
+    source: str
+    """A checkpoint of a classifier, a directory that timm saved, or the name of a published model."""
+    attention: str
+    """Name of the new attention."""
+    data: str
+    """Images to learn from; see `softline.data.images.open_source`."""
+    output: Path
+    """Directory for the stages and their results."""
+    root: str | None = None
+    """Where a timm.data name keeps its files."""
+    labelled: bool = True
+    """Whether the images lie in class folders."""
+    layers: tuple[int | str, ...] | None = None
+    """Indices of blocks or patterns of names; None takes all."""
+    softmax_layers: int | None = None
+    """Most layers that keep their attention: those whose replacement changes the model's output most; None keeps those
+    alone that ``layers`` leaves out."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the attention."""
+    queries: Queries = "mean"
+    """What one projection for queries and keys inherits."""
+    drop_position_bias: bool = False
+    """Give up Swin's bias for each pair of positions."""
+    stages: tuple[Stage, ...] = STAGES
+    """Stages to run; fine-tuning alone starts from an earlier transfer in the directory if there is one."""
+    image_size: int | None = None
+    """Side of the images to learn from; defaults to the model's."""
+    overrides: tuple[str, ...] = ()
+    """Keys of both stages' recipes, as on the command line; ``--transfer.KEY`` and ``--finetune.KEY`` are for one."""
+
+    def __post_init__(self) -> None:
+        check_option("attention", self.attention, ATTENTIONS)
+        for stage in self.stages:
+            check_option("stages", stage, STAGES)
+        if not self.stages:
+            raise UserError(f"stages must name at least one of {', '.join(STAGES)}")
+        if self.softmax_layers is not None:
+            check_integer("softmax_layers", self.softmax_layers, 0)
+
+    def replacement(self, layers: Sequence[int | str] | None) -> ReplaceRecipe:
+        """Return the replacement of these layers."""
+        return ReplaceRecipe(
+            attention=self.attention,
+            layers=None if layers is None else tuple(layers),
+            options=dict(self.options),
+            queries=self.queries,
+            drop_position_bias=self.drop_position_bias,
+        )
+
+    def recipe(
+        self, stage: Stage, original: Classifier, *, start: Path | None, layers: Sequence[str]
+    ) -> LinearizationRecipe:
+        """Return the recipe of a stage.
+
+        start: the checkpoint whose weights it starts from; None starts from those of the original.
+        layers: names of the attention modules that are replaced.
+        """
+        own = original.architecture
+        settings = {key: value for key, value in original.settings.items() if key != "mode"}
+        size = {} if self.image_size is None else {"image_size": self.image_size}
+        changes: dict[str, Any] = {
+            "output": str(self.output / stage),
+            "teacher": self.source,
+            "labelled": self.labelled,
+            "model": {"name": own.name, "options": own.options, "replace": asdict(self.replacement(layers))},
+            "data": {"source": self.data, "root": self.root, **settings, **size},
+        }
+        if start is not None:
+            changes["model"]["checkpoint"] = str(start)
+        recipe = load_recipe(f"linearize_{stage}", self._overrides(stage), changes=changes)
+        assert isinstance(recipe, LinearizationRecipe), "the recipes in the package are"
+        return recipe
+
+    def _overrides(self, stage: Stage) -> list[str]:
+        """Return the overrides of a stage, without the names of stages."""
+        chosen: list[str] = []
+        mine = True
+        for text in self.overrides:
+            if text.startswith("--"):
+                owner, _, key = text[2:].partition(".")
+                mine = owner not in STAGES or owner == stage
+                text = f"--{key}" if owner == stage else text
+            if mine:
+                chosen.append(text)
+        return chosen
+
+
+def open_original(source: str) -> Classifier:
+    """Open the model that is to be linearised."""
+    original = load_trained(source)
+    if not isinstance(original, Classifier):
+        raise UserError(f"only classifiers of images can be linearised; {source} is {original.kind}")
+    if original.architecture.replace is not None:
+        raise UserError(f"the attention of {source} has been replaced already: start from the original")
+    return original
+
+
+def chosen_layers(plan: Plan, original: Classifier) -> list[str]:
+    """Return the names of the attention modules that ``layers`` means; refuse what cannot be replaced."""
+    trial = copy.deepcopy(original.model)
+    put_attention(trial, plan.replacement(plan.layers))
+    chosen = [name for name, module in replaceable(trial).items() if isinstance(module, HostedAttention)]
+    kept = len(replaceable(trial)) - len(chosen)
+    if plan.softmax_layers is not None:
+        if plan.softmax_layers < kept:
+            raise UserError(f"layers leaves {kept} layers as they are, more than softmax_layers={plan.softmax_layers}")
+        if plan.softmax_layers - kept >= len(chosen):
+            raise UserError(f"softmax_layers must be below the {len(chosen) + kept} layers, got {plan.softmax_layers}")
+    return chosen

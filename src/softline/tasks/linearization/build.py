@@ -1,0 +1,75 @@
+"""Build both stages from their recipe: teacher, network, data."""
+
+import copy
+import dataclasses
+from typing import Any
+
+from torch import nn
+
+from softline.backbones.creation import set_image_size
+from softline.data.images import ImageSource, ImageStream, check_same_classes, open_source
+from softline.engine.task import Notify, Setup
+from softline.errors import UserError
+from softline.tasks.classification.build import build_mixup, check_image_memory, image_dataset, train_image_transform
+from softline.tasks.classification.trained import Classifier
+from softline.tasks.images import eval_image_transform, image_settings, leave_out_corrupt
+from softline.tasks.linearization.adapters import add_adapters
+from softline.tasks.linearization.recipe import LinearizationRecipe
+from softline.tasks.linearization.task import FineTuning, Linearization, Transfer
+from softline.tasks.networks import build_model, furnish, load_weights
+from softline.weights.renaming import check_keys
+
+
+def build_linearization(recipe: LinearizationRecipe, setup: Setup) -> Linearization:
+    check_image_memory(recipe)
+    teacher = open_teacher(recipe)
+    train_source, val_source = (
+        _open(recipe, split, setup.notify) for split in (recipe.data.train_split, recipe.data.val_split)
+    )
+    check_same_classes(train_source, val_source)
+    classes = teacher.check_classes(train_source.classes, recipe.data.source)
+    network = student(recipe, teacher.model, len(classes))
+    settings = image_settings(network, recipe.data)
+    make_train = train_image_transform(recipe.augment, settings)
+    options: dict[str, Any] = {
+        "teacher": teacher.model,
+        "labelled": recipe.labelled,
+        "train_set": image_dataset(train_source, make_train, seed=recipe.seed, rank=setup.rank, mode=settings["mode"]),
+        "val_set": image_dataset(val_source, eval_image_transform(settings), rank=setup.rank, mode=settings["mode"]),
+        "mixup": build_mixup(recipe.augment, len(classes)),
+        "smoothing": recipe.augment.smoothing,
+        "channels_last": recipe.model.channels_last,
+    }
+    if recipe.stage == "transfer":
+        return Transfer(network, classes, **options)
+    return FineTuning(network, classes, **options, terms=recipe.loss)
+
+
+def open_teacher(recipe: LinearizationRecipe) -> Classifier:
+    """Open the classifier that a recipe names, for images of the recipe's size."""
+    # which imports the tasks
+    from softline.tasks.loading import load_trained
+
+    teacher = load_trained(recipe.teacher)
+    if not isinstance(teacher, Classifier):
+        raise UserError(f"teacher must be a classifier of images; {recipe.teacher} is {teacher.kind}")
+    if recipe.data.image_size is not None:
+        set_image_size(teacher.model, teacher.name, recipe.data.image_size)
+    return teacher
+
+
+def student(recipe: LinearizationRecipe, teacher: nn.Module, num_classes: int) -> nn.Module:
+    """Create the network of a recipe, which inherits the teacher's weights unless the recipe names its own."""
+    plain = dataclasses.replace(recipe.model, replace=None, checkpoint=None)
+    network = build_model(plain, num_classes, recipe.data.image_size)
+    weights = teacher.state_dict()
+    check_keys(network, weights, f"{recipe.model.name} with model.options (teacher {recipe.teacher})")
+    network.load_state_dict(copy.deepcopy(weights))
+    furnish(network, recipe.model, load_weights)
+    return network if recipe.adapters is None else add_adapters(network, recipe.adapters)
+
+
+def _open(recipe: LinearizationRecipe, split: str, notify: Notify) -> ImageSource | ImageStream:
+    data = recipe.data
+    source = open_source(data.source, split, root=data.root, labelled=recipe.labelled)
+    return leave_out_corrupt(source, split, notify) if data.skip_corrupt else source
