@@ -118,6 +118,7 @@ NEEDING = {
     "evaluate official.pth embedded": "train",
     "predict official.pth image.png": "train",
     "export official.pth --to model.onnx": "train",
+    "linearize official.pth --attention inline --data images": "train",
     "compare --attentions softpp": "train",
     "lra --small": "train",
     "analyze cost": "train",

@@ -10,6 +10,7 @@ COMPARE = "compare --attentions softmax --output new/out"
 EVALUATE = "evaluate {trained}/run/best.pt {trained}/data"
 PREDICT = "predict {trained}/run/best.pt {trained}/data/val/dark/000.png"
 BENCH = "bench ops --ops inline --tokens 49 --no-memory"
+LINEARIZE = "linearize {trained}/run/best.pt --data {trained}/data --output new/out"
 LRA = "lra --tasks listops --attentions inline --output new/out"
 
 MISTAKES = [
@@ -49,6 +50,12 @@ MISTAKES = [
     (f"{COMPARE} --seeds 0,0", "seeds must be different whole numbers"),
     (f"{COMPARE} --jobs 0", "jobs must be at least 1"),
     ("compare none --output new", "got 'none'"),
+    (f"{LINEARIZE} --attention none", "got 'none'"),
+    (f"{LINEARIZE} --attention linear", "It supports timm's VisionTransformer"),
+    (f"{LINEARIZE} --attention linear --stages none", "got 'none'"),
+    (f"{LINEARIZE} --attention linear --options 3", "--options must hold keys and values, got 3"),
+    (f"{LINEARIZE} --attention linear --json none/x.json", "no such directory: none"),
+    ("linearize none.pt --attention linear --data {trained}/data --output new", "none.pt"),
     (f"{LRA} --workers 100000", "workers must be at most"),
     (f"{LRA} --data.generate.workers 100000", "data.generate.workers must be at most"),
     (f"{LRA} --model.options.depth -1", "depth"),

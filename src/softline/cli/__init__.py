@@ -28,6 +28,7 @@ COMMANDS = {
     "evaluate": "measure the accuracy and speed of a trained model",
     "predict": "apply a trained model to images or texts",
     "export": "write a trained model as ONNX, torch.export or AOTInductor, and compare it with the original",
+    "linearize": "give a pretrained vision transformer linear attention, and train it to do what it did",
     "compare": "train variants of one model alike, with several seeds, and compare their accuracy and cost",
     "lra": "train attentions on the Long Range Arena and compare with the SOFT paper's Table 12",
     "bench": "measure time and memory of operators, layers and models at growing sizes",

@@ -167,8 +167,7 @@ class Progress:
         self.show(run, "the first steps", done=event.start_step, total=event.steps)
 
     def _step(self, event: "Stepped", run: str) -> None:
-        logs = "".join(f"  {name} {value:.3f}" for name, value in event.logs.items())
-        text = f"epoch {event.epoch:.2f}  {duration(event.seconds_left)} left  loss {event.loss:.3f}{logs}"
+        text = f"epoch {event.epoch:.2f}  {duration(event.seconds_left)} left  loss {event.loss:.3f}{_logs(event.logs)}"
         if not run:
             unit = self.started[run][1].unit
             text += f"  {event.per_second:,.0f} {unit}/s  lr {event.lr:.1e}"
@@ -185,6 +184,14 @@ class Progress:
         begin = self.started[run][0] if run in self.started else time.monotonic()
         how = "done before" if event.reused else duration(time.monotonic() - begin)
         self.say(f"[{self.finished}/{self.runs}] {run}: {event.run.text} ({how})")
+
+
+def _logs(logs: dict[str, float]) -> str:
+    """Format scalars; those whose names share what is before a slash are one list."""
+    groups: dict[str, list[str]] = {}
+    for name, value in logs.items():
+        groups.setdefault(name.partition("/")[0], []).append(f"{value:.3f}")
+    return "".join(f"  {name} {' '.join(values)}" for name, values in groups.items())
 
 
 @functools.cache

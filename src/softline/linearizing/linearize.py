@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -54,6 +55,12 @@ class Step:
     """On validation images of growing sizes."""
     errors: dict[str, float]
     """Relative error of each new attention, given what the old one is given; of the steps before fine-tuning."""
+
+    @property
+    def text(self) -> str:
+        """A summary at the first size."""
+        error = f", mean error of a layer {mean(self.errors.values()):.3f}" if self.errors else ""
+        return f"{self.name}: {self.scores[0].text}{error}"
 
 
 @dataclass(frozen=True)
@@ -137,13 +144,20 @@ def linearize(
     original = open_original(wanted.source)
     layers = chosen_layers(wanted, original)
     accelerator = distributed.start(device="auto")
+    if not accelerator.is_main_process:
+        progress = _silent
+    evaluator = Evaluator(accelerator, progress=lambda done, total: progress("measure", Evaluating(done, total)))
+    work = _Work(wanted, original, layers, evaluator, progress)
     held = hold_directory(wanted.output, notify=lambda text: progress("measure", Notice(text)))
     with distributed.in_first_process(held):
-        evaluator = Evaluator(accelerator, progress=lambda done, total: progress("measure", Evaluating(done, total)))
-        result = _Work(wanted, original, layers, evaluator, progress).run(sizes, cost_sizes)
+        result = work.run(sizes, cost_sizes)
         if accelerator.is_main_process:
             write_json(wanted.output / RESULT, result.to_dict())
     return result
+
+
+def _silent(stage: str, event: Event) -> None:
+    """Hear nothing: one process reports for all."""
 
 
 class _Work:
@@ -161,20 +175,19 @@ class _Work:
         )
         self.start: Path | None = None
         """Weights that the next stage starts from."""
-        self.recipes: dict[str, LinearizationRecipe] = {}
+        # those of both stages, so that a mistake in either is found before the first
+        self.recipes = {stage: self._recipe(stage) for stage in plan.stages}
+        self.first = next(iter(self.recipes.values()))
+        self.judge = Judge(original, self.first, evaluator)
         self.steps: list[Step] = []
         self.effects: tuple[LayerEffect, ...] = ()
         self.images = 0
 
     def run(self, sizes: Sequence[int] | None, cost_sizes: Sequence[int]) -> Linearized:
         plan = self.plan
-        # before the first stage, so that mistakes in either are found
-        recipes = {stage: self._recipe(stage) for stage in plan.stages}
-        first = next(iter(recipes.values()))
-        self.judge = Judge(self.original, first, self.evaluator)
         self.sizes = tuple(sizes or (self.judge.size, *larger_sizes(self.original, self.judge.size)))
         self._measure("original", self.original.model, None)
-        self._measure("replaced", student(first, self.original.model, len(self.judge.classes)), None)
+        self._measure("replaced", student(self.first, self.original.model, len(self.judge.classes)), None)
         transferred = plan.output / "transfer" / LAST
         if "transfer" in plan.stages:
             self.start = self._train("transfer")
@@ -233,8 +246,10 @@ class _Work:
             return effects
         measured = []
         for index, layer in enumerate(self.layers):
-            self.progress("measure", Notice(f"layer {index + 1} of {len(self.layers)}: {layer} alone"))
-            measured.append(self.judge.effect(replaced, layer, LAYER_IMAGES))
+            self.progress("measure", Notice(f"layer {index + 1} of {len(self.layers)}", routine=True))
+            effect = self.judge.effect(replaced, layer, LAYER_IMAGES)
+            measured.append(effect)
+            self.progress("measure", Notice(f"{layer} alone: {effect.text}"))
         if self._is_first():
             write_json(path, [dataclasses.asdict(effect) for effect in measured])
         return tuple(measured)
@@ -257,7 +272,7 @@ class _Work:
     # measurements
 
     def _measure(self, name: str, network: nn.Module, checkpoint: Path | None) -> None:
-        self.progress("measure", Notice(name))
+        self.progress("measure", Notice(f"measuring the model as {name}", routine=True))
         hosts = any(isinstance(module, HostedAttention) for module in network.modules())
         step = Step(
             name,
@@ -266,6 +281,7 @@ class _Work:
             self.judge.errors(network) if hosts and name != "finetuned" else {},
         )
         self.steps.append(step)
+        self.progress("measure", Notice(step.text))
 
     def _network(self) -> nn.Module:
         """Return the replaced network as the next stage will find it."""
@@ -284,7 +300,8 @@ class _Work:
         last = list(self.recipes.values())[-1]
         cost: list[Row] = []
         if self._is_first() and cost_sizes:
-            self.progress("measure", Notice(f"time and memory at {', '.join(map(str, cost_sizes))} pixels"))
+            told = f"measuring time and memory at {', '.join(map(str, cost_sizes))} pixels"
+            self.progress("measure", Notice(told, routine=True))
             cost = measure_cost(last.model, cost_sizes, num_classes=len(self.judge.classes))
         names = replaceable(self._load(Path(last.output) / LAST))
         return Linearized(

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from softline.backbones.creation import set_image_size
-from softline.data.images import ImageStream, open_source
+from softline.data.images import ImageStream, check_same_classes, open_source
 from softline.engine.trained import Evaluator
 from softline.errors import UserError
 from softline.replacing.hosted import HostedAttention
@@ -37,6 +37,13 @@ class Scores:
     failure: str | None = None
     """Why images of this size cannot be used."""
 
+    @property
+    def text(self) -> str:
+        if self.agreement is None:
+            return f"not at {self.size} pixels: {self.failure}"
+        top1 = "" if self.top1 is None else f"top-1 {100 * self.top1:.2f} %, "
+        return f"{top1}agreement {100 * self.agreement:.2f} %"
+
 
 @dataclass(frozen=True)
 class LayerEffect:
@@ -45,6 +52,10 @@ class LayerEffect:
     layer: str
     agreement: float
     divergence: float
+
+    @property
+    def text(self) -> str:
+        return f"agreement {100 * self.agreement:.2f} %, divergence {self.divergence:.4f}"
 
 
 class Judge:
@@ -57,7 +68,10 @@ class Judge:
     def __init__(self, original: Classifier, recipe: LinearizationRecipe, evaluator: Evaluator) -> None:
         self.original, self.recipe, self.evaluator = original, recipe, evaluator
         self.size = recipe.data.image_size or original.settings["image_size"]
-        self.classes = original.check_classes(self._source(recipe.data.val_split).classes, recipe.data.source)
+        data = recipe.data
+        sources = [self._source(split) for split in (data.train_split, data.val_split)]
+        check_same_classes(*sources)
+        self.classes = original.check_classes(sources[0].classes, data.source)
 
     def scores(self, network: nn.Module, size: int | None = None) -> Scores:
         """Compare classes and probabilities on the validation images.

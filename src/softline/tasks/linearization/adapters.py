@@ -30,7 +30,7 @@ class LowRank(nn.Module):
 
 
 def add_adapters(network: nn.Module, rank: int) -> nn.Module:
-    """Freeze a network, except for its new attentions: their projections get adapters, their other parts are trained."""
+    """Freeze a network except for its new attentions, whose projections get adapters; their other parts are trained."""
     network.requires_grad_(False)
     for hosted in (module for module in network.modules() if isinstance(module, HostedAttention)):
         hosted.requires_grad_(True)

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from softline.engine.task import Loss
 from softline.replacing.hosted import HostedAttention
@@ -26,6 +26,31 @@ def divergence(new: Tensor, old: Tensor, temperature: float = 1.0) -> Tensor:
     """Kullback-Leibler divergence of probabilities, old from new, for each sample: logits [B, classes] -> [B]."""
     new, old = (F.log_softmax(logits.float() / temperature, dim=1) for logits in (new, old))
     return temperature**2 * F.kl_div(new, old, reduction="none", log_target=True).sum(1)
+
+
+class Explained(Metric):
+    """1 - the mean over layers and images of the relative error."""
+
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros(layers, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, errors: Tensor) -> None:
+        """Count the errors [layers, B] of a batch."""
+        self.total += errors.double().sum(1)
+        self.count += errors.shape[1]
+
+    def compute(self) -> Tensor:
+        return 1 - (self.total / self.count).mean()
+
+    def errors(self) -> Tensor:
+        """Return the mean error of each layer over the images of all processes; all must call it."""
+        with self.sync_context():
+            return self.total / self.count
 
 
 @dataclass(eq=False)
@@ -81,22 +106,20 @@ class Transfer(Linearization):
         images, _ = self.images(batch)
         errors = {name: error.mean() for name, error in self._compare(model, images).items()}
         value = torch.stack(list(errors.values())).mean()
-        return Loss(value, {name: error.detach() for name, error in errors.items()})
+        return Loss(value, {f"errors/{name}": error.detach() for name, error in errors.items()})
 
     def metrics(self) -> MetricCollection:
-        names = [_key(name) for name in self.new]
-        return MetricCollection({name: MeanMetric() for name in ("explained", *names)}, compute_groups=False)
+        return MetricCollection({"explained": Explained(len(self.new))})
 
     def update(self, metrics: MetricCollection, model: nn.Module, batch: list[Tensor], valid: int) -> None:
         images, _ = batch
         errors = self._compare(model, images.contiguous(memory_format=self.layout))
-        if valid:
-            for name, error in errors.items():
-                metrics[_key(name)].update(error[:valid])
-                metrics["explained"].update(1 - error[:valid])
+        metrics["explained"].update(torch.stack([errors[name][:valid] for name in self.new]))
 
     def details(self, metrics: MetricCollection) -> dict[str, Any]:
-        return {"errors": {name: float(metrics[_key(name)].compute()) for name in self.new}}
+        explained = metrics["explained"]
+        assert isinstance(explained, Explained), "it is the one above"
+        return {"errors": dict(zip(self.new, explained.errors().tolist(), strict=True))}
 
     def _compare(self, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         self.teacher.to(images.device)
@@ -188,8 +211,3 @@ class _Recorder:
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
-
-
-def _key(name: str) -> str:
-    """A name without dots, which torchmetrics does not allow."""
-    return f"{name.replace('.', '_')}_loss"
