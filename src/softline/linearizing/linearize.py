@@ -21,13 +21,13 @@ from softline.errors import UserError
 from softline.files import read_bytes, write_json
 from softline.linearizing.cost import measure_cost
 from softline.linearizing.measuring import Judge, LayerEffect, Scores, larger_sizes, worst
-from softline.linearizing.plan import Plan, chosen_layers, open_original
+from softline.linearizing.plan import STAGES, Plan, chosen_layers, open_original
 from softline.locks import hold_directory
 from softline.measure.environment import environment
 from softline.measure.measuring import Row
 from softline.plain import check_entries, read_json
 from softline.replacing.hosted import HostedAttention
-from softline.replacing.replace import replaceable
+from softline.replacing.replace import Queries, replaceable
 from softline.tasks.classification.trained import Classifier
 from softline.tasks.linearization.build import student
 from softline.tasks.linearization.recipe import LinearizationRecipe, Stage
@@ -115,15 +115,24 @@ class Linearized:
 
 
 def linearize(
-    source: str,
+    source: str | Path,
     attention: str,
     *,
-    data: str,
+    data: str | Path,
     output: str | Path,
+    root: str | None = None,
+    labelled: bool = True,
+    layers: int | str | Sequence[int | str] | None = None,
+    softmax_layers: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    queries: Queries = "mean",
+    drop_position_bias: bool = False,
+    stages: Sequence[Stage] = STAGES,
+    image_size: int | None = None,
+    overrides: Sequence[str] = (),
     sizes: Sequence[int] | None = None,
     cost_sizes: Sequence[int] = COST_SIZES,
     progress: NotifyStage = lambda *_: None,
-    **plan: Any,
 ) -> Linearized:
     """Give a pretrained classifier another attention, and train it to do what it did with its own.
 
@@ -135,19 +144,44 @@ def linearize(
     attention: name of the new attention; see `softline.ATTENTIONS`.
     data: images; see `softline.data.images.open_source`.
     output: directory for the stages, and for linearized.json.
+    root: where a timm.data name keeps its files.
+    labelled: whether the images lie in class folders; otherwise only the agreement with the original is measured.
+    layers: blocks whose attention is replaced, by index or pattern of names; None takes all.
+    softmax_layers: most layers that keep their attention, those whose replacement, measured one by one, changes the
+        output most; None keeps those alone that ``layers`` leaves out.
+    options: of the attention.
+    queries, drop_position_bias: see `softline.replace_attention`.
+    stages: those to run; "finetune" alone starts from an earlier transfer in the directory if there is one.
+    image_size: side of the images to learn from; defaults to the model's.
+    overrides: keys of the recipes linearize_transfer and linearize_finetune as on the command line, such as
+        ("--batch_size", "128", "--finetune.schedule.epochs", "20").
     sizes: sides of the validation images; defaults to the size of training, and those with 2 and 4 times the pixels.
     cost_sizes: sides of the images on which time and memory are measured; empty measures neither.
     progress: hears what happens.
-    plan: further fields of `softline.linearizing.plan.Plan`: layers, softmax_layers, stages, options, overrides, ...
     """
-    wanted = Plan(source=source, attention=attention, data=data, output=Path(output), **plan)
+    wanted = Plan(
+        source=str(source),
+        attention=attention,
+        data=str(data),
+        output=Path(output),
+        root=root,
+        labelled=labelled,
+        layers=(layers,) if isinstance(layers, (int, str)) else None if layers is None else tuple(layers),
+        softmax_layers=softmax_layers,
+        options=options or {},
+        queries=queries,
+        drop_position_bias=drop_position_bias,
+        stages=tuple(stages),
+        image_size=image_size,
+        overrides=tuple(overrides),
+    )
     original = open_original(wanted.source)
-    layers = chosen_layers(wanted, original)
+    names = chosen_layers(wanted, original)
     accelerator = distributed.start(device="auto")
     if not accelerator.is_main_process:
         progress = _silent
     evaluator = Evaluator(accelerator, progress=lambda done, total: progress("measure", Evaluating(done, total)))
-    work = _Work(wanted, original, layers, evaluator, progress)
+    work = _Work(wanted, original, names, evaluator, progress)
     held = hold_directory(wanted.output, notify=lambda text: progress("measure", Notice(text)))
     with distributed.in_first_process(held):
         result = work.run(sizes, cost_sizes)

@@ -23,37 +23,22 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What `softline.linearize` is asked for; its arguments are these."""
+    """What is to be linearised and how; the fields are arguments of `softline.linearize`, which explains them."""
 
     source: str
-    """A checkpoint of a classifier, a directory that timm saved, or the name of a published model."""
     attention: str
-    """Name of the new attention."""
     data: str
-    """Images to learn from; see `softline.data.images.open_source`."""
     output: Path
-    """Directory for the stages and their results."""
     root: str | None = None
-    """Where a timm.data name keeps its files."""
     labelled: bool = True
-    """Whether the images lie in class folders."""
     layers: tuple[int | str, ...] | None = None
-    """Indices of blocks or patterns of names; None takes all."""
     softmax_layers: int | None = None
-    """Most layers that keep their attention: those whose replacement changes the model's output most; None keeps those
-    alone that ``layers`` leaves out."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the attention."""
     queries: Queries = "mean"
-    """What one projection for queries and keys inherits."""
     drop_position_bias: bool = False
-    """Give up Swin's bias for each pair of positions."""
     stages: tuple[Stage, ...] = STAGES
-    """Stages to run; fine-tuning alone starts from an earlier transfer in the directory if there is one."""
     image_size: int | None = None
-    """Side of the images to learn from; defaults to the model's."""
     overrides: tuple[str, ...] = ()
-    """Keys of both stages' recipes, as on the command line; ``--transfer.KEY`` and ``--finetune.KEY`` are for one."""
 
     def __post_init__(self) -> None:
         check_option("attention", self.attention, ATTENTIONS)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -51,20 +51,44 @@ def learning_panels(comparison: Comparison, colors: Mapping[str, str]) -> list[s
     ]
 
 
+COSTS = {
+    "time": ("time [ms]", 1.0),
+    "operations": ("multiply-adds [millions]", 1e6),
+    "memory": ("peak memory [MiB]", 2.0**20),
+}
+"""Titles of panels, and the unit of their axis in milliseconds, multiply-adds or bytes."""
+
+
+class CostPoint(NamedTuple):
+    """A cost of one line at one image size."""
+
+    name: str
+    tokens: int
+    image_size: int
+    value: float
+    """Milliseconds, multiply-adds or bytes."""
+
+
 def cost_panels(rows: Sequence[ScalingRow], colors: Mapping[str, str]) -> list[str]:
-    """Time, operations and memory of one layer over the image size, on logarithmic axes."""
-    sizes = {row.tokens: f"{row.image_size}²" for row in rows}
+    """Time, operations and memory of one layer over the image size."""
 
-    def lines(value: Callable[[ScalingRow], float]) -> list[Line]:
-        groups = [[row for row in rows if row.attention == name] for name in dict.fromkeys(r.attention for r in rows)]
-        return [Line(group[0].attention, [r.tokens for r in group], [value(r) for r in group]) for group in groups]
+    def points(value: Callable[[ScalingRow], float]) -> list[CostPoint]:
+        return [CostPoint(row.attention, row.tokens, row.image_size, value(row)) for row in rows]
 
-    options: dict[str, Any] = {"xlabel": "image [pixels]", "ticks": sizes}
     return [
-        draw_panel("time", "time [ms]", lines(lambda row: row.milliseconds), colors, **options),
-        draw_panel("operations", "multiply-adds [millions]", lines(lambda row: row.macs / 1e6), colors, **options),
-        draw_panel("memory", "peak memory [MiB]", lines(lambda row: row.peak_bytes / 2**20), colors, **options),
+        draw_cost("time", points(lambda row: row.milliseconds), colors),
+        draw_cost("operations", points(lambda row: row.macs), colors),
+        draw_cost("memory", points(lambda row: row.peak_bytes), colors),
     ]
+
+
+def draw_cost(cost: str, points: Sequence[CostPoint], colors: Mapping[str, str]) -> str:
+    """Draw one of `COSTS` over the image size, on logarithmic axes."""
+    title, unit = COSTS[cost]
+    groups = [[point for point in points if point.name == name] for name in dict.fromkeys(p.name for p in points)]
+    lines = [Line(group[0].name, [p.tokens for p in group], [p.value / unit for p in group]) for group in groups]
+    ticks = {point.tokens: f"{point.image_size}²" for point in points}
+    return draw_panel(cost, title, lines, colors, xlabel="image [pixels]", ticks=ticks)
 
 
 def draw_panel(
@@ -75,29 +99,29 @@ def draw_panel(
     *,
     xlabel: str,
     ticks: dict[int, str] | None = None,
+    bars: bool = False,
+    from_zero: bool = False,
 ) -> str:
     """Draw a plot as an ``<svg>`` element.
 
     colors: colours of the lines by name.
     ticks: labels by their value of x; with them both axes are logarithmic.
+    bars: draw a bar for each value instead of lines.
+    from_zero: begin the axis of the values at 0.
     """
     pyplot = plotting()
-    from matplotlib.ticker import MaxNLocator
-
     ink = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
     style = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 10, "axes.linewidth": 0.8, **ink}
     with pyplot.rc_context(style):
         figure, axis = pyplot.subplots(figsize=(4.0, 3.0), layout="constrained")
         for line in lines:
-            axis.plot(line.x, line.y, "o-", color=colors[line.name], linewidth=2, markersize=4.5)
-        if ticks is None:
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        else:
-            axis.set_xscale("log")
-            axis.set_yscale("log")
-            axis.set_xticks(list(ticks), list(ticks.values()))
-            axis.minorticks_off()
-            axis.yaxis.set_major_formatter("{x:,g}")
+            if bars:
+                axis.bar(line.x, line.y, color=colors[line.name], zorder=2)
+            else:
+                axis.plot(line.x, line.y, "o-", color=colors[line.name], linewidth=2, markersize=4.5)
+        _set_scales(axis, ticks)
+        if from_zero:
+            axis.set_ylim(bottom=0)
         axis.set_xlabel(xlabel)
         axis.set_title(title, loc="left", fontsize=11)
         axis.grid(alpha=0.15, color=INK, linewidth=0.8)
@@ -106,6 +130,23 @@ def draw_panel(
         figure.savefig(buffer, format="svg", transparent=True)
         pyplot.close(figure)
     return inline_svg(buffer.getvalue(), name, alternative_text(title, lines, xlabel, ticks))
+
+
+def _set_scales(axis: Any, ticks: dict[int, str] | None) -> None:
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    if ticks is None:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        return
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xticks(list(ticks), list(ticks.values()))
+    low, high = axis.get_ylim()
+    if sum(low <= value <= high for value in axis.get_yticks()) < 2:
+        # powers of ten alone would leave the axis without numbers
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.minorticks_off()
+    axis.yaxis.set_major_formatter("{x:,g}")
 
 
 def alternative_text(title: str, lines: Sequence[Line], xlabel: str, ticks: dict[int, str] | None) -> str:
@@ -136,10 +177,18 @@ def inline_svg(svg: str, name: str, description: str) -> str:
 
 def heat_map_svg(example: Example, heat_map: HeatMap | None, description: str) -> str:
     """Draw the image with a frame around the query's token and, if given, a heat map over it."""
-    height, width = example.image.shape[-2:]
+    framed = heat_map or next(iter(example.maps.values()), None)
+    return draw_map(example.image, heat_map, description, framed=framed)
+
+
+def draw_map(image: Tensor, heat_map: HeatMap | None, description: str, *, framed: HeatMap | None) -> str:
+    """Draw an image [C, H, W] with a heat map over it, if given.
+
+    framed: the map whose query's token has a frame.
+    """
+    height, width = image.shape[-2:]
     overlay = "" if heat_map is None else _image_tag(contrast_png(contrast(heat_map.values)), width, height)
     frame = ""
-    framed = heat_map or next(iter(example.maps.values()), None)
     if framed is not None and framed.query is not None:
         (rows, columns), (row, column) = framed.grid_size, framed.query
         cell_width, cell_height = width / columns, height / rows
@@ -147,7 +196,20 @@ def heat_map_svg(example: Example, heat_map: HeatMap | None, description: str) -
         frame = f'<rect class="query-edge" {place}/><rect class="query" {place}/>'
     return (
         f'<svg class="map" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(description)}">'
-        f"{_image_tag(image_png(example.image), width, height)}{overlay}{frame}</svg>"
+        f"{_image_tag(image_png(image), width, height)}{overlay}{frame}</svg>"
+    )
+
+
+def describe_map(heat_map: HeatMap, subject: str) -> str:
+    """Describe a heat map in words.
+
+    subject: the model and the image.
+    """
+    assert heat_map.query is not None, "reports show queries"
+    row, column = divmod(int(heat_map.values.argmax()), heat_map.grid_size[1])
+    return (
+        f"{subject}: the token in row {heat_map.query[0] + 1}, column {heat_map.query[1] + 1} attends most to row "
+        f"{row + 1}, column {column + 1}"
     )
 
 

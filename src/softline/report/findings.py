@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from softline.analysis.heatmap import HeatMap
 from softline.experiments.compare import VariantResult
 from softline.measure.growth import growth_exponent
 from softline.measure.scaling import ScalingRow
@@ -74,7 +75,8 @@ def _crossing(name: str, group: Sequence[ScalingRow], first: str, baseline: Sequ
     memory = baseline[-1].peak_bytes / max(group[-1].peak_bytes, 1)
     return (
         f"{name} was faster than {first} from {size} x {size} pixels ({group[start].tokens:,} tokens) on; at "
-        f"{largest} x {largest} it took {milliseconds(group[-1])} instead of {milliseconds(baseline[-1])} "
+        f"{largest} x {largest} it took {milliseconds(group[-1].milliseconds)} instead of "
+        f"{milliseconds(baseline[-1].milliseconds)} "
         f"({gains[-1]:.3g} times as fast), with {memory_ratio(memory)}."
     )
 
@@ -93,8 +95,8 @@ def exponents(rows: Sequence[ScalingRow]) -> str:
 def faint_weights(examples: Sequence[Example]) -> str:
     """Which attentions pass on next to nothing in these maps."""
     sentences = []
-    for name in examples[0].maps:
-        largest = max(abs(float(example.maps[name].values.sum())) for example in examples)
+    for name, group in maps_by_name(examples).items():
+        largest = max(abs(float(one.values.sum())) for one in group)
         if largest < 0.01:
             sentences.append(
                 f"The weights of {label_of(name)} add up to at most {largest:.1g} in these rows, where a row of "
@@ -104,13 +106,13 @@ def faint_weights(examples: Sequence[Example]) -> str:
     return " ".join(sentences)
 
 
-def negative_weights(examples: Sequence[Example]) -> str:
-    """Which attentions have negative weights in these maps."""
-    names = [
-        label_of(name)
-        for name in examples[0].maps
-        if any(float(example.maps[name].values.min()) < 0 for example in examples)
-    ]
+def maps_by_name(examples: Sequence[Example]) -> dict[str, list[HeatMap]]:
+    return {name: [example.maps[name] for example in examples] for name in examples[0].maps}
+
+
+def negative_weights(maps: Mapping[str, Sequence[HeatMap]]) -> str:
+    """Which attentions have negative weights in these maps, which are given by attention."""
+    names = [label_of(name) for name, group in maps.items() if any(float(one.values.min()) < 0 for one in group)]
     return f"Negative weights, which softmax cannot have, occur here in {enumerated(names)}." if names else ""
 
 
@@ -122,8 +124,8 @@ def _by_attention(rows: Sequence[ScalingRow]) -> dict[str, list[ScalingRow]]:
 # numbers as text
 
 
-def milliseconds(row: ScalingRow) -> str:
-    return f"{row.milliseconds:,.0f} ms" if row.milliseconds >= 100 else f"{row.milliseconds:.3g} ms"
+def milliseconds(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def memory_ratio(ratio: float) -> str:
@@ -136,6 +138,11 @@ def percent(fraction: float | None) -> str:
 
 def signed(value: float, form: str = ".3g") -> str:
     return f"{value:{form}}".replace("-", "\N{MINUS SIGN}")
+
+
+def weight_range(heat_map: HeatMap) -> str:
+    """The smallest and the largest weight."""
+    return f"{signed(float(heat_map.values.min()))} … {signed(float(heat_map.values.max()))}"
 
 
 def enumerated(parts: Sequence[str]) -> str:

@@ -3,27 +3,47 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from softline.analysis.heatmap import HeatMap
 from softline.experiments.compare import Comparison, VariantResult, metric_label
 from softline.measure.scaling import ScalingRow
-from softline.plotting.colors import COLORS, comparison_colors, label_of
+from softline.plotting.colors import comparison_colors, label_of
 from softline.report.examples import Example
-from softline.report.figures import cost_panels, heat_map_svg, learning_panels
+from softline.report.figures import cost_panels, describe_map, heat_map_svg, learning_panels
 from softline.report.findings import (
     crossings,
     enumerated,
     exponents,
     faint_weights,
+    maps_by_name,
     negative_weights,
     percent,
-    signed,
     small_images,
     switched_off,
     uncertainty,
+    weight_range,
 )
+from softline.report.html import (
+    INLINE_PAPER,
+    SCALE,
+    SOFT_PAPER,
+    Reference,
+    color_key,
+    dot,
+    fact_list,
+    footer,
+    head_cells,
+    machine_facts,
+    panel_figure,
+    score_card,
+    table,
+    table_row,
+    thread_count,
+    whole_page,
+)
+
+IMAGES = Reference("Images", "Fashion-MNIST", "https://arxiv.org/abs/1708.07747")
 
 
 @dataclass(frozen=True)
@@ -51,16 +71,8 @@ class Report:
 
 def render(report: Report) -> str:
     """Create the page as HTML. It needs matplotlib."""
-    style = (files("softline.report") / "report.css").read_text()
-    title = escape(report.comparison.title)
-    sections = [_headline(report), _table(report), _learning(report), _costs(report), _maps(report), _footer()]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title} - softline</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        + "\n".join(section for section in sections if section)
-        + "\n</body>\n</html>\n"
-    )
+    sections = [_headline(report), _table(report), _learning(report), _costs(report), _maps(report)]
+    return whole_page(report.comparison.title, [*sections, footer([SOFT_PAPER, INLINE_PAPER, IMAGES])])
 
 
 # sections
@@ -68,30 +80,25 @@ def render(report: Report) -> str:
 
 def _headline(report: Report) -> str:
     comparison, recipe = report.comparison, report.comparison.recipe
-    score = escape(metric_label(comparison.metric))
+    score = f"{metric_label(comparison.metric)} on the test images"
     cards = "".join(
-        f'<div class="score" style="{_hue(row.name, report)}"><span class="name">{escape(label_of(row.name))}</span>'
-        f"<b>{percent(row.mean)}</b><span>{score} on the test images</span></div>"
-        for row in comparison.rows
+        score_card(label_of(row.name), percent(row.mean), score, report.colors[row.name]) for row in comparison.rows
     )
-    machine = comparison.environment
     epochs = recipe["schedule"]["epochs"]
     facts = {
         "Command": f"<code>{escape(report.command)}</code>",
         "Model": f"<code>{escape(recipe['model']['name'])}</code>, {_parameters(comparison.rows)} parameters, "
         f"trained from scratch for {epochs:g} epochs, seed {', '.join(map(str, comparison.seeds))}",
         "Images": escape(_data(recipe["data"])),
-        "Machine": escape(f"{machine['cpu']}, {machine['cores']} cores"),
-        "Versions": escape(f"softline {machine['softline']}, torch {machine['torch']}, Python {machine['python']}"),
+        **machine_facts(comparison.environment),
         "Took": f"{report.seconds:.0f} seconds in all" + _reused(report.reused),
     }
-    listed = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts.items())
     names = [label_of(row.name) for row in comparison.rows]
     return (
         f"<h1>{escape(comparison.title)}</h1>\n"
         '<p class="lead">The same network, trained on the same images in the same way with '
         f"{escape(enumerated(names))} attention: what each variant learns, what it costs, and where it looks.</p>\n"
-        f'<div class="scores">{cards}</div>\n<dl>{listed}</dl>'
+        f'<div class="scores">{cards}</div>\n{fact_list(facts)}'
     )
 
 
@@ -103,26 +110,23 @@ def _table(report: Report) -> str:
     heads += [(score, "attention off")] if report.without_attention else []
     heads += [("parameters", ""), ("multiply-adds", "per image")]
     heads += [("memory", "training, per image"), ("training", "images/s"), ("inference", "images/s")]
-    head = "".join(f"<th>{name}{f'<small>{unit}</small>' if unit else ''}</th>" for name, unit in heads)
-    body = "".join(f"<tr>{_cells(row, report)}</tr>" for row in rows)
     return (
-        '<section>\n<h2>Side by side</h2>\n<div class="scroll"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n"
+        "<section>\n<h2>Side by side</h2>\n"
+        f"{table(f'<tr>{head_cells(heads)}</tr>', [table_row(_cells(row, report)) for row in rows])}"
         f'<p class="note">{_uncertainty(report)} {"± is the standard deviation over the seeds. " if several else ""}'
         f"{_diverged(rows)}"
         "Operations are counted, including Newton iterations. Speeds are those of the whole network, forward "
-        f"(inference) or forward and backward (training), on {_threads(report)}, measured while no other part of this "
-        "command ran.</p>\n"
+        f"(inference) or forward and backward (training), on {thread_count(report.comparison.environment)}, measured "
+        "while no other part of this command ran.</p>\n"
         f"<p>{escape(switched_off(rows, report.without_attention))}</p>\n"
         f"<p>{escape(_small_images(report))}</p>\n</section>"
     )
 
 
 def _learning(report: Report) -> str:
-    panels = "".join(learning_panels(report.comparison, report.colors))
     return (
         f"<section>\n<h2>How they learn</h2>\n{_key(report)}"
-        f'<figure><div class="panels">{panels}</div></figure>\n'
+        f"{panel_figure(learning_panels(report.comparison, report.colors))}"
         '<p class="note">Accuracy on images that were not used for training, and mean training loss, after each epoch. '
         "The loss is that of randomly cropped and flipped images with smoothed labels. A short training shows that an "
         "attention learns, and how fast; it does not show where a long one would end.</p>\n</section>"
@@ -134,10 +138,10 @@ def _costs(report: Report) -> str:
         return ""
     return (
         f"<section>\n<h2>What one layer costs as images grow</h2>\n{_key(report)}"
-        f'<figure><div class="panels">{"".join(cost_panels(report.scaling, report.colors))}</div>\n</figure>\n'
+        f"{panel_figure(cost_panels(report.scaling, report.colors))}"
         f"<p>{escape(crossings(report.scaling))}</p>\n"
         '<p class="note">One attention layer with 64 channels and 2 heads on random tokens, one for each 8 x 8 patch '
-        f"of pixels; forward pass, one image, {_threads(report)}, both axes logarithmic. "
+        f"of pixels; forward pass, one image, {thread_count(report.comparison.environment)}, both axes logarithmic. "
         f"{escape(exponents(report.scaling))} A whole network gains less than one layer, because its other layers cost "
         "the same with every attention.</p>\n</section>"
     )
@@ -154,25 +158,14 @@ def _maps(report: Report) -> str:
         "<section>\n<h2>Where they look</h2>\n"
         "<p>The framed square is one token, the brightest patch of the image. The colours show how much it takes from "
         "each token in the first layer: warm is more than the average, cool is less.</p>\n"
-        '<div class="scale"><span>less</span><i></i><span>more than the average</span></div>\n'
-        f'<figure><div class="maps" style="--columns: {len(names) + 1}">{heads}{cells}</div></figure>\n'
+        f'{SCALE}<figure><div class="maps" style="--columns: {len(names) + 1}">{heads}{cells}</div></figure>\n'
         f"<p>{escape(faint_weights(report.examples))}</p>\n"
         f'<p class="note">Each map is one row of the explicit attention weights in head 1, on the grid of {rows} x '
         f"{columns} tokens, scaled to its largest difference from its mean. The numbers below a map are its smallest "
         "and its largest weight: they tell an almost even map from an uneven one. "
-        f"{escape(negative_weights(report.examples))} The local convolutions that SOFT and InLine add to their "
-        "attention are not part of the weights. The images are the first of their classes, not selected by their "
+        f"{escape(negative_weights(maps_by_name(report.examples)))} The local convolutions that SOFT and InLine add to "
+        "their attention are not part of the weights. The images are the first of their classes, not selected by their "
         "maps. A heat map shows what one layer mixes, not why the network decides as it does.</p>\n</section>"
-    )
-
-
-def _footer() -> str:
-    return (
-        "<footer>SOFT and SOFT++: "
-        '<a href="https://arxiv.org/abs/2207.03341">Softmax-free Linear Transformers</a>. InLine: '
-        '<a href="https://arxiv.org/abs/2412.06590">Bridging the Divide: Reconsidering Softmax and Linear '
-        'Attention</a>. Images: <a href="https://arxiv.org/abs/1708.07747">Fashion-MNIST</a>. '
-        "This file works offline.</footer>"
     )
 
 
@@ -206,10 +199,10 @@ def _diverged(rows: Sequence[VariantResult]) -> str:
     return f"{count} {'run' if count == 1 else 'runs'} diverged without a result. " if count else ""
 
 
-def _cells(row: VariantResult, report: Report) -> str:
+def _cells(row: VariantResult, report: Report) -> list[str]:
     spread = "" if row.spread is None else f" ± {100 * row.spread:.1f}"
-    cells = [
-        f"{_dot(row.name, report)}{escape(label_of(row.name))}",
+    return [
+        f"{dot(report.colors[row.name])}{escape(label_of(row.name))}",
         percent(row.mean) + spread,
         *([percent(report.without_attention.get(row.name))] if report.without_attention else []),
         f"{row.cost.parameters:,}",
@@ -218,32 +211,22 @@ def _cells(row: VariantResult, report: Report) -> str:
         f"{row.cost.train_per_second:,.0f}",
         f"{row.cost.infer_per_second:,.0f}",
     ]
-    return "".join(f"<td>{cell}</td>" for cell in cells)
 
 
 def _example(example: Example) -> str:
     plain = heat_map_svg(example, None, f"test image of class {example.label}, the token framed")
     cells = [f"<div>{plain}<p>{escape(example.label)}</p></div>"]
     for name, heat_map in example.maps.items():
-        drawn = heat_map_svg(example, heat_map, _describe(name, example, heat_map))
-        low, high = float(heat_map.values.min()), float(heat_map.values.max())
+        described = describe_map(heat_map, f"{label_of(name)} on an image of class {example.label}")
+        drawn = heat_map_svg(example, heat_map, described)
         predicted, probability = example.predictions[name]
         right = predicted == example.label
         verdict = f"{'✓' if right else '✗'} {predicted}, {100 * probability:.0f} %"
         cells.append(
             f'<div>{drawn}<p class="{"right" if right else "wrong"}">{escape(verdict)}</p>'
-            f'<p class="range">{signed(low)} … {signed(high)}</p></div>'
+            f'<p class="range">{weight_range(heat_map)}</p></div>'
         )
     return "".join(cells)
-
-
-def _describe(name: str, example: Example, heat_map: HeatMap) -> str:
-    assert heat_map.query is not None, "examples show queries"
-    row, column = divmod(int(heat_map.values.argmax()), heat_map.grid_size[1])
-    return (
-        f"{label_of(name)} on an image of class {example.label}: the token in row {heat_map.query[0] + 1}, column "
-        f"{heat_map.query[1] + 1} attends most to row {row + 1}, column {column + 1}"
-    )
 
 
 def _first_map(examples: Sequence[Example]) -> HeatMap:
@@ -251,24 +234,9 @@ def _first_map(examples: Sequence[Example]) -> HeatMap:
 
 
 def _key(report: Report) -> str:
-    names = [row.name for row in report.comparison.rows]
-    entries = "".join(f"<span>{_dot(name, report)}{escape(label_of(name))}</span>" for name in names)
-    return f'<div class="key">{entries}</div>\n'
-
-
-def _dot(name: str, report: Report) -> str:
-    return f'<span class="dot" style="{_hue(name, report)}"></span>'
-
-
-def _hue(name: str, report: Report) -> str:
-    return f"--hue: {f'var(--{name})' if name in COLORS else report.colors[name]}"
+    return color_key({label_of(row.name): report.colors[row.name] for row in report.comparison.rows})
 
 
 def _parameters(rows: Sequence[VariantResult]) -> str:
     counts = sorted({round(row.cost.parameters / 1000) for row in rows})
     return f"{counts[0]:,} thousand" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} thousand"
-
-
-def _threads(report: Report) -> str:
-    count = report.comparison.environment["threads"]
-    return "1 thread" if count == 1 else f"{count} threads"
