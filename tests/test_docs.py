@@ -344,6 +344,24 @@ def test_the_code_of_a_page_runs(name, documented_run, monkeypatch):
         exec(compile(part, name, "exec"), names)
 
 
+def test_the_way_to_a_linear_model_works(documented_run, monkeypatch, capsys):
+    """Every command of the page, and its Python, with fewer steps."""
+    monkeypatch.chdir(documented_run)
+    page = ROOT / "docs" / "linearize.md"
+    steps = ["--schedule.epochs", "0.02", "--schedule.warmup_epochs", "0"]
+    stages = [word.replace("--", f"--{stage}.") for stage in ("transfer", "finetune") for word in steps]
+    few = {"train": steps, "linearize": stages}
+    lines = "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
+    assert [line.split()[1] for line in lines[:5]] == ["train", "linearize", "evaluate", "export", "predict"]
+    for line in lines:
+        words = shlex.split(line)
+        assert main([*words[1:], *few.get(words[1], [])]) == 0, capsys.readouterr().err
+    assert {"finetune", "transfer", "report.html", "linearized.json"} <= set(os.listdir("runs/vit_inline"))
+    (code,) = blocks(page, "python")
+    exec(compile(code.replace("cost_sizes=()", f"cost_sizes=(), overrides={stages}"), page.name, "exec"), names := {})
+    assert names["result"].steps[-1].name == "finetuned"
+
+
 def commands():
     """Yield every softline command in a shell block, with the page that shows it."""
     for page in (*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"):

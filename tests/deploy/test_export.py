@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
+from timm.models import save_for_hf
 
 import softline
 from softline.cli import main
@@ -238,3 +240,26 @@ def test_the_small_models_options_are_those_of_the_saved_one(tmp_path):
     directory, trained = saved_classifier(tmp_path / "timm")
     assert json.loads((directory / "config.json").read_text())["model_args"] == SMALL
     assert trained.model.stages[0].dim == SMALL["embed_dims"][0]
+
+
+def test_a_vision_transformer_of_timm_with_linear_attention_is_exported_for_any_size(tmp_path):
+    options = {"patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 16}
+    free = {"dynamic_img_size": True, "dynamic_img_pad": True}
+    for name, given in (
+        ("fixed", options),
+        ("whole", {**options, "dynamic_img_size": True}),
+        ("any", {**options, **free}),
+    ):
+        model = timm.create_model("vit_tiny_patch16_224", num_classes=3, **given)
+        save_for_hf(model, tmp_path / name, model_args=given, safe_serialization=True)
+    loaded = {name: softline.load(tmp_path / name) for name in ("fixed", "whole", "any")}
+    for trained in loaded.values():
+        softline.replace_attention(trained.model, "inline")
+    report = export(loaded["any"], tmp_path / "any.onnx", **QUICK)
+    assert len({(row.sizes["height"], row.sizes["width"]) for row in report.rows}) == 5
+    with pytest.raises(UserError, match="fix the size if it takes images of one size only"):
+        export(loaded["fixed"], tmp_path / "fixed.onnx")
+    with pytest.raises(UserError, match=r"cannot take an input of .*divisible by patch size.*fix the size"):
+        export(loaded["whole"], tmp_path / "whole.onnx")
+    assert not (tmp_path / "whole.onnx").exists()
+    export(loaded["fixed"], tmp_path / "fixed.onnx", size=(16, 16), **QUICK)

@@ -212,8 +212,10 @@ class _Teller:
 
 def _report(result: "Linearized", path: Path, command: str, seconds: float) -> None:
     from softline.report.linearization import render_linearization
+    from softline.report.linearization_maps import compare_maps, first_pictures
 
-    write_text(path, render_linearization(result, [], command=command, seconds=seconds))
+    maps = compare_maps(result.load_original(), result.load(), first_pictures(result))
+    write_text(path, render_linearization(result, maps, command=command, seconds=seconds))
 
 
 def steps_table(result: "Linearized") -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softline.engine.graph import BATCH, HEIGHT, LENGTH, WIDTH, Graph, Sizes
+from softline.errors import UserError
 from softline.measure.turns import take_turns
 
 BATCHES = (1, 3)
@@ -43,7 +44,13 @@ def compare(
     for lengths in sizes:
         x = graph.sample(lengths)
         with torch.no_grad():
-            wanted, got = _tensors(runs["eager"](x)), _tensors(runs["exported"](x))
+            try:
+                wanted = _tensors(runs["eager"](x))
+            except AssertionError as error:
+                # timm asserts that sizes are whole numbers of patches
+                shown = " x ".join(str(lengths[axis]) for axis in graph.usual)
+                raise UserError(f"the network cannot take an input of {shown} ({error}): fix the size") from error
+            got = _tensors(runs["exported"](x))
             timings = take_turns({name: partial(run, x) for name, run in runs.items()}, rounds)
         found.append(
             ParityRow(

@@ -11,7 +11,7 @@ from torch.fx.experimental import _config as symbolic_shapes
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from softline.engine.graph import BATCH, Graph, Sizes
+from softline.engine.graph import BATCH, HEIGHT, Graph, Sizes
 from softline.errors import UserError
 from softline.ops.chunks import onnx_steps
 
@@ -75,7 +75,9 @@ def trace(graph: Graph, fixed: Sizes, *, onnx: bool) -> ExportedProgram:
         if isinstance(error, UserError):
             raise
         network = type(graph.network).__name__
-        raise UserError(f"the network ({network}) cannot be recorded as a graph: {_first_line(error)}") from error
+        free_size = HEIGHT in graph.axes and HEIGHT not in fixed
+        hint = "; fix the size if it takes images of one size only" if free_size else ""
+        raise UserError(f"the network ({network}) cannot be recorded as a graph: {_first_line(error)}{hint}") from error
     relax(program, graph, fixed)
     return program
 

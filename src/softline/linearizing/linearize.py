@@ -16,12 +16,12 @@ from softline.engine.checkpoint import LAST, load_checkpoint, save_checkpoint
 from softline.engine.events import Evaluating, Event, Notice
 from softline.engine.reading import to_dict
 from softline.engine.train import train
-from softline.engine.trained import Evaluator, Trained
+from softline.engine.trained import Evaluator
 from softline.errors import UserError
 from softline.files import read_bytes, write_json
 from softline.linearizing.cost import measure_cost
 from softline.linearizing.measuring import Judge, LayerEffect, Scores, larger_sizes, worst
-from softline.linearizing.plan import STAGES, Plan, chosen_layers, open_original
+from softline.linearizing.plan import STAGES, Plan, chosen_layers, open_classifier, open_original
 from softline.locks import hold_directory
 from softline.measure.environment import environment
 from softline.measure.measuring import Row
@@ -31,7 +31,6 @@ from softline.replacing.replace import Queries, replaceable
 from softline.tasks.classification.trained import Classifier
 from softline.tasks.linearization.build import student
 from softline.tasks.linearization.recipe import LinearizationRecipe, Stage
-from softline.tasks.loading import load_trained
 
 MIXED = "mixed.pt"
 LAYERS = "layers.json"
@@ -91,9 +90,13 @@ class Linearized:
         assert path is not None, "there is at least one stage"
         return path
 
-    def load(self) -> Trained:
+    def load(self) -> Classifier:
         """Open the linearised model, which can be used, evaluated and exported."""
-        return load_trained(self.checkpoint)
+        return open_classifier(self.checkpoint)
+
+    def load_original(self) -> Classifier:
+        """Open the model that was linearised."""
+        return open_classifier(self.source)
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain numbers, strings, lists and dictionaries."""
@@ -325,7 +328,7 @@ class _Work:
         return student(recipe, self.original.model, len(self.judge.classes))
 
     def _load(self, path: Path) -> nn.Module:
-        return load_trained(str(path)).model
+        return open_classifier(str(path)).model
 
     def _is_first(self) -> bool:
         return self.evaluator.accelerator.is_main_process

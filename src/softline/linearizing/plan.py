@@ -97,11 +97,16 @@ class Plan:
         return chosen
 
 
+def open_classifier(source: str) -> Classifier:
+    trained = load_trained(source)
+    if not isinstance(trained, Classifier):
+        raise UserError(f"only classifiers of images can be linearised; {source} is {trained.kind}")
+    return trained
+
+
 def open_original(source: str) -> Classifier:
     """Open the model that is to be linearised."""
-    original = load_trained(source)
-    if not isinstance(original, Classifier):
-        raise UserError(f"only classifiers of images can be linearised; {source} is {original.kind}")
+    original = open_classifier(source)
     if original.architecture.replace is not None:
         raise UserError(f"the attention of {source} has been replaced already: start from the original")
     return original

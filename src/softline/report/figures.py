@@ -178,16 +178,25 @@ def inline_svg(svg: str, name: str, description: str) -> str:
 def heat_map_svg(example: Example, heat_map: HeatMap | None, description: str) -> str:
     """Draw the image with a frame around the query's token and, if given, a heat map over it."""
     framed = heat_map or next(iter(example.maps.values()), None)
-    return draw_map(example.image, heat_map, description, framed=framed)
+    return draw_map(image_element(example.image), example.image, heat_map, description, framed=framed)
 
 
-def draw_map(image: Tensor, heat_map: HeatMap | None, description: str, *, framed: HeatMap | None) -> str:
+def image_element(image: Tensor, *, name: str = "") -> str:
+    """Return an image [C, H, W] as an element of an SVG.
+
+    name: an id, by which other pictures of the page can use it as well.
+    """
+    return _image_tag(image_png(image), *image.shape[-2:], name=name)
+
+
+def draw_map(element: str, image: Tensor, heat_map: HeatMap | None, description: str, *, framed: HeatMap | None) -> str:
     """Draw an image [C, H, W] with a heat map over it, if given.
 
+    element: the image as `image_element` returned it, or an SVG element that uses it.
     framed: the map whose query's token has a frame.
     """
     height, width = image.shape[-2:]
-    overlay = "" if heat_map is None else _image_tag(contrast_png(contrast(heat_map.values)), width, height)
+    overlay = "" if heat_map is None else _image_tag(contrast_png(contrast(heat_map.values)), height, width)
     frame = ""
     if framed is not None and framed.query is not None:
         (rows, columns), (row, column) = framed.grid_size, framed.query
@@ -196,7 +205,7 @@ def draw_map(image: Tensor, heat_map: HeatMap | None, description: str, *, frame
         frame = f'<rect class="query-edge" {place}/><rect class="query" {place}/>'
     return (
         f'<svg class="map" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(description)}">'
-        f"{_image_tag(image_png(image), width, height)}{overlay}{frame}</svg>"
+        f"{element}{overlay}{frame}</svg>"
     )
 
 
@@ -234,6 +243,8 @@ def _png(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def _image_tag(png: bytes, width: int, height: int) -> str:
+def _image_tag(png: bytes, height: int, width: int, *, name: str = "") -> str:
     data = base64.b64encode(png).decode()
-    return f'<image href="data:image/png;base64,{data}" width="{width}" height="{height}" preserveAspectRatio="none"/>'
+    known = f'id="{name}" ' if name else ""
+    place = f'width="{width}" height="{height}" preserveAspectRatio="none"'
+    return f'<image {known}href="data:image/png;base64,{data}" {place}/>'

@@ -140,6 +140,12 @@ def signed(value: float, form: str = ".3g") -> str:
     return f"{value:{form}}".replace("-", "\N{MINUS SIGN}")
 
 
+def verdict(predicted: str, probability: float, label: str | None) -> str:
+    """A prediction, and whether it is right if there is a label."""
+    mark = "" if label is None else "✓ " if predicted == label else "✗ "
+    return f"{mark}{predicted}, {100 * probability:.0f} %"
+
+
 def weight_range(heat_map: HeatMap) -> str:
     """The smallest and the largest weight."""
     return f"{signed(float(heat_map.values.min()))} … {signed(float(heat_map.values.max()))}"

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -16,8 +17,8 @@ from softline.report.linearization_maps import MapExample
 
 STEADY = 2.0
 """Points of agreement that may be lost on larger images before the page says that it falls."""
-NO_FASTER = 1.05
-"""Times as fast as the original up to which a model is called no faster."""
+ALIKE = 1.05
+"""Times as fast, or times the memory, up to which two models are called alike."""
 
 
 # what a result holds
@@ -34,23 +35,19 @@ def scores_at(step: Step, size: int) -> Scores:
 
 def usable_sizes(result: Linearized) -> list[int]:
     """Return the image sizes at which the linearised model could be measured, smallest first."""
-    return sorted(scores.size for scores in result.steps[-1].scores if scores.failure is None)
-
-
-def training_size(result: Linearized) -> int:
-    size: int = next(iter(result.recipes.values()))["data"]["image_size"]
-    return size
+    return sorted(scores.size for scores in result.steps[-1].scores if scores.agreement is not None)
 
 
 def main_size(result: Linearized) -> int | None:
     """Return the size of the training images if it was measured, otherwise the smallest; None if all sizes failed."""
-    sizes, trained = usable_sizes(result), training_size(result)
+    sizes = usable_sizes(result)
+    trained: int = next(iter(result.recipes.values()))["data"]["image_size"]
     return trained if trained in sizes else next(iter(sizes), None)
 
 
-def layers_in_order(result: Linearized) -> list[str]:
-    """Return the names of all attention modules, with the numbers in them in order."""
-    return sorted([*result.replaced, *result.kept], key=_numbers_apart)
+def sort_layers(names: Iterable[str]) -> list[str]:
+    """Sort names of layers as a network has them: blocks.2 before blocks.10."""
+    return sorted(names, key=_numbers_apart)
 
 
 def _numbers_apart(name: str) -> list[str | int]:
@@ -100,7 +97,7 @@ def progress(result: Linearized) -> str:
     when = {
         "replaced": "with the new attention and the old weights",
         "transferred": "after transfer",
-        "mixed": f"with {len(result.effects) - len(result.replaced)} layers as they were",
+        "mixed": f"with {_layers(len(result.effects) - len(result.replaced))} as before",
         "finetuned": "after fine-tuning",
     }
     reached = [
@@ -130,7 +127,9 @@ def larger_images(result: Linearized) -> str:
 def failures(result: Linearized) -> str:
     """Why images of some sizes could not be used."""
     reasons = {scores.size: scores.failure for step in result.steps for scores in step.scores if scores.failure}
-    return " ".join(f"{square(size)}: {ended(reason)}" for size, reason in sorted(reasons.items()))
+    return " ".join(
+        f"Images of {square(size)} could not be used: {ended(reason)}" for size, reason in sorted(reasons.items())
+    )
 
 
 # layers
@@ -142,14 +141,14 @@ def layer_errors(result: Linearized) -> str:
     if before is None or not before.errors:
         return ""
     if after is None or not after.errors:
-        return f"Before any training the relative error of a layer is {_mean(before.errors):.2f} on average."
+        return f"Before any training the relative error of a layer is {fmean(before.errors.values()):.2f} on average."
     ranked = sorted(after.errors, key=lambda layer: after.errors[layer])
     nearest, furthest = (f"{layer} ({after.errors[layer]:.2f})" for layer in (ranked[0], ranked[-1]))
     # layers that got their attention back have no error afterwards
-    start = _mean({layer: before.errors[layer] for layer in ranked})
+    start, end = (fmean(errors[layer] for layer in ranked) for errors in (before.errors, after.errors))
     return (
-        f"Transfer brings the mean error from {start:.2f} to {_mean(after.errors):.2f}; the layer closest to what it "
-        f"replaces is {nearest}, the one furthest from it {furthest}."
+        f"Transfer brings the mean error from {start:.2f} to {end:.2f}; the layer closest to what it replaces is "
+        f"{nearest}, the one furthest from it {furthest}."
     )
 
 
@@ -164,10 +163,6 @@ def layer_effects(result: Linearized) -> str:
     return f"Replacing a single layer changes the output most in {most} and least in {least}.{chosen}"
 
 
-def _mean(errors: dict[str, float]) -> float:
-    return math.fsum(errors.values()) / len(errors)
-
-
 # cost
 
 
@@ -177,19 +172,24 @@ def speed(pairs: Sequence[CostPair]) -> str:
     if not timed:
         return ""
     gains = [pair.linearized.speedup or 0.0 for pair in timed]
-    start = next((index for index in range(len(gains)) if min(gains[index:]) > NO_FASTER), None)
-    largest = _at(timed[-1])
+    start = next((index for index in range(len(gains)) if min(gains[index:]) > ALIKE), None)
+    sizes = [square(pair.linearized.size) for pair in timed]
+    largest = f"at {sizes[-1]} {_takes(timed[-1])}"
     if start is None:
-        return f"At these sizes the linearised model is no faster than the original: {largest}."
-    if start == 0:
-        return f"The linearised model is faster at every size: {largest}."
-    return (
-        f"The linearised model is faster from {square(timed[start].linearized.size)} on: {largest}. On small images "
-        f"attention is a small part of the work, and there is little to gain: {_at(timed[start - 1])}."
-    )
+        return f"The linearised model is no faster than the original at these sizes: {largest}."
+    where = f"from {sizes[start]} on" if start else "at all of these sizes"
+    faster = f"The linearised model is faster {where}: {largest}."
+    if start == len(timed) - 1:
+        faster = f"The linearised model is faster at {sizes[-1]}, where {_takes(timed[-1])}."
+    if start:
+        faster += (
+            " On smaller images attention is a smaller part of the work, and there is less to gain: at "
+            f"{sizes[start - 1]} {_takes(timed[start - 1])}."
+        )
+    return faster
 
 
-def _at(pair: CostPair) -> str:
+def _takes(pair: CostPair) -> str:
     before, after = pair
     assert before.milliseconds is not None, "timed"
     assert after.milliseconds is not None, "timed"
@@ -197,11 +197,11 @@ def _at(pair: CostPair) -> str:
     times = f"{after.speedup:.2f} times as fast" if after.speedup >= 1 else f"{1 / after.speedup:.2f} times as long"
     memory = ""
     if before.peak_bytes and after.peak_bytes:
-        memory = f", with {memory_ratio(before.peak_bytes / after.peak_bytes)}"
-    return (
-        f"at {square(after.size)} it takes {milliseconds(after.milliseconds)} instead of "
-        f"{milliseconds(before.milliseconds)} ({times}){memory}"
-    )
+        ratio = before.peak_bytes / after.peak_bytes
+        alike = 1 / ALIKE < ratio < ALIKE
+        memory = f", with {'about the same memory' if alike else memory_ratio(ratio)}"
+    took = f"{milliseconds(after.milliseconds)} instead of {milliseconds(before.milliseconds)}"
+    return f"it takes {took} ({times}){memory}"
 
 
 def impossible(pairs: Sequence[CostPair]) -> str:
@@ -226,8 +226,13 @@ def likeness(maps: Sequence[MapExample]) -> str:
         # an even map has no correlation with any other
         found = [value for pair in pairs if math.isfinite(value := float(torch.corrcoef(pair)[0, 1]))]
         if found:
-            parts.append(f"{signed(math.fsum(found) / len(found), '.2f')} in {layer}")
-    return f"Correlation of both maps, averaged over these images: {enumerated(parts)}." if parts else ""
+            parts.append(f"{signed(fmean(found), '.2f')} in {layer}")
+    if not parts:
+        return ""
+    return (
+        f"The correlation of both maps, averaged over these images, is {enumerated(parts)}; 1 would be the same "
+        "pattern, 0 two that have nothing in common."
+    )
 
 
 # numbers as text
@@ -235,6 +240,10 @@ def likeness(maps: Sequence[MapExample]) -> str:
 
 def square(size: int) -> str:
     return f"{size} x {size} pixels"
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
 
 
 def ended(sentence: str) -> str:

@@ -2,19 +2,22 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from softline.analysis.heatmap import HeatMap, cell_at, query_map
-from softline.analysis.subjects import Picture, Subject
+from softline.analysis.subjects import Picture, Subject, source_pictures
 from softline.backbones.creation import set_image_size
 from softline.backbones.inspection import Layer, LayerInput
+from softline.data.images import ImageStream, open_source
 from softline.data.images.datasets import to_mode
 from softline.errors import UserError
+from softline.linearizing.linearize import Linearized
 from softline.replacing.hosted import HostedAttention
 from softline.replacing.replace import replace_attention, replaceable
+from softline.report.examples import first_of_classes
 from softline.tasks.classification.trained import Classifier
 from softline.tasks.images import eval_image_transform
 from softline.tasks.probabilities import names_by_label
@@ -105,3 +108,18 @@ def _device(model: nn.Module) -> Any:
 def first_middle_last(names: Sequence[str]) -> list[str]:
     """Return at most three names, spread over all."""
     return list(dict.fromkeys(names[place] for place in (0, len(names) // 2, -1))) if names else []
+
+
+def first_pictures(result: Linearized, count: int = 4) -> list[Picture]:
+    """Return validation images of a linearisation: the first of as many classes, or images spread over all.
+
+    Images that can only be read in order are not looked through; there are none then.
+    """
+    recipe = next(iter(result.recipes.values()))
+    data, labelled = recipe["data"], recipe["labelled"]
+    source = open_source(data["source"], data["val_split"], root=data["root"], labelled=labelled)
+    if isinstance(source, ImageStream):
+        return []
+    if not labelled:
+        return [replace(picture, label=None) for picture in source_pictures(source, count)]
+    return [Picture(source.name(index), *source.load(index)) for index in first_of_classes(source, count)]

@@ -22,6 +22,7 @@ from softline.report.findings import (
     small_images,
     switched_off,
     uncertainty,
+    verdict,
     weight_range,
 )
 from softline.report.html import (
@@ -220,11 +221,10 @@ def _example(example: Example) -> str:
         described = describe_map(heat_map, f"{label_of(name)} on an image of class {example.label}")
         drawn = heat_map_svg(example, heat_map, described)
         predicted, probability = example.predictions[name]
-        right = predicted == example.label
-        verdict = f"{'✓' if right else '✗'} {predicted}, {100 * probability:.0f} %"
+        outcome = "right" if predicted == example.label else "wrong"
+        told = verdict(predicted, probability, example.label)
         cells.append(
-            f'<div>{drawn}<p class="{"right" if right else "wrong"}">{escape(verdict)}</p>'
-            f'<p class="range">{weight_range(heat_map)}</p></div>'
+            f'<div>{drawn}<p class="{outcome}">{escape(told)}</p><p class="range">{weight_range(heat_map)}</p></div>'
         )
     return "".join(cells)
 
