@@ -14,6 +14,7 @@ from softline.cli.messages import EXTRAS
 # parts of softline with modules that need an extra, and the extras that they may need; all others need none
 NEEDS = {
     "deploy": ("train",),
+    "linearizing": {"train"},
     "engine": {"train"},
     "tasks": {"train", "dense"},
     "experiments": {"train"},

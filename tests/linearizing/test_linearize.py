@@ -10,9 +10,9 @@ from softline.engine.checkpoint import load_checkpoint
 from softline.engine.events import Notice, Stepped
 from softline.errors import UserError
 from softline.linearizing.cost import measure_cost
-from softline.linearizing.linearize import Linearized
 from softline.linearizing.measuring import LayerEffect, only, worst
 from softline.linearizing.plan import Plan, open_original
+from softline.linearizing.work import Linearized
 from softline.replacing.hosted import HostedAttention
 from softline.tasks.loading import load_trained
 from tests.engine.small import small_recipe, write_images
@@ -158,13 +158,37 @@ def test_a_directory_of_timm_is_linearised(root, tmp_path):
         "linear",
         data=f"{root}/data",
         output=tmp_path / "out",
-        image_size=16,
         sizes=(16,),
         cost_sizes=(),
         overrides=STAGES,
     )
     assert result.steps[-1].name == "finetuned"
+    assert result.recipes["finetune"]["data"]["image_size"] == 16
     assert len(replaced(result.checkpoint)) == 2
+
+
+def test_images_to_learn_from_may_have_another_size(root):
+    result = run(root, "larger", image_size=24, stages=("transfer",))
+    assert [scores.size for scores in result.steps[0].scores] == [24, 32, 48]
+    assert result.load().settings["image_size"] == 24
+
+
+def test_labels_are_the_models_whatever_the_order_of_the_folders(root, tmp_path):
+    """timm's directories may name their classes in another order than that of the alphabet."""
+    options = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 2}
+    trained = load_trained(f"{root}/teacher/last.pt").model
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=2, **options)
+    model.load_state_dict(trained.state_dict())
+    for parameter in (model.head.weight, model.head.bias):
+        parameter.data = parameter.data.flip(0)
+    model.pretrained_cfg["label_names"] = ["light", "dark"]
+    save_for_hf(model, tmp_path / "saved", model_args=options, safe_serialization=True)
+    same = {"data": f"{root}/data", "stages": ("transfer",), "sizes": (16,), "cost_sizes": (), "overrides": STAGES}
+    swapped = softline.linearize(f"{tmp_path}/saved", "inline", output=tmp_path / "out", **same)
+    plain = run(root, "ordered", stages=("transfer",), sizes=(16,))
+    assert swapped.load().classes == ("light", "dark")
+    assert swapped.steps[0].scores[0].top1 == plain.steps[0].scores[0].top1
+    assert plain.steps[0].scores[0].top1 > 0.6
 
 
 def test_one_layer_alone_is_replaced():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from softline.analysis.heatmap import HeatMap
-from softline.linearizing.linearize import Linearized
+from softline.linearizing.work import Linearized
 from softline.report.figures import CostPoint, draw_cost
 from softline.report.linearization import render_linearization
 from softline.report.linearization_findings import cost_pairs, impossible, likeness, sort_layers, speed

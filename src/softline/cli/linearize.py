@@ -16,7 +16,7 @@ from softline.files import write_json, write_text
 
 if TYPE_CHECKING:
     from softline.engine.events import Event
-    from softline.linearizing.linearize import Linearized
+    from softline.linearizing.work import Linearized
 
 REPORT = "report.html"
 STAGES = ("transfer", "finetune")
@@ -136,7 +136,8 @@ def run(options: argparse.Namespace) -> None:
 
 def _linearize(options: argparse.Namespace) -> None:
     from softline.engine.distributed import place as place_of_process
-    from softline.linearizing.linearize import RESULT, linearize
+    from softline.linearizing.linearize import linearize
+    from softline.linearizing.work import RESULT
 
     begin = time.monotonic()
     output = options.output or Path("runs") / "linearize" / options.attention
@@ -212,9 +213,9 @@ class _Teller:
 
 def _report(result: "Linearized", path: Path, command: str, seconds: float) -> None:
     from softline.report.linearization import render_linearization
-    from softline.report.linearization_maps import compare_maps, first_pictures
+    from softline.report.linearization_maps import compare_maps, some_pictures
 
-    maps = compare_maps(result.load_original(), result.load(), first_pictures(result))
+    maps = compare_maps(result.load_original(), result.load(), some_pictures(result))
     write_text(path, render_linearization(result, maps, command=command, seconds=seconds))
 
 

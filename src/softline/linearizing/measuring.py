@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from softline.backbones.creation import set_image_size
-from softline.data.images import ImageStream, check_same_classes, open_source
+from softline.data.images import ImageStream
 from softline.engine.trained import Evaluator
 from softline.errors import UserError
 from softline.replacing.hosted import HostedAttention
@@ -17,6 +17,7 @@ from softline.replacing.replace import replaceable
 from softline.tasks.classification.build import image_dataset
 from softline.tasks.classification.trained import Classifier
 from softline.tasks.images import eval_image_transform
+from softline.tasks.linearization.build import open_split
 from softline.tasks.linearization.recipe import DistillationRecipe, LinearizationRecipe
 from softline.tasks.linearization.task import FineTuning, Transfer
 
@@ -58,6 +59,28 @@ class LayerEffect:
         return f"agreement {100 * self.agreement:.2f} %, divergence {self.divergence:.4f}"
 
 
+class Remembering(nn.Module):
+    """A network whose outputs are kept, so that it is run once on images that are shown again in the same order."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.outputs: list[Tensor] = []
+        self.shown: int | None = None
+        """How many batches have been shown again; None while the outputs are not known."""
+
+    def rewind(self) -> None:
+        """Expect the first batch."""
+        self.shown = 0 if self.outputs else None
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.shown is None:
+            self.outputs.append(self.network(images))
+            return self.outputs[-1]
+        self.shown += 1
+        return self.outputs[self.shown - 1]
+
+
 class Judge:
     """Compares networks with their original.
 
@@ -69,9 +92,12 @@ class Judge:
         self.original, self.recipe, self.evaluator = original, recipe, evaluator
         self.size = recipe.data.image_size or original.settings["image_size"]
         data = recipe.data
-        sources = [self._source(split) for split in (data.train_split, data.val_split)]
-        check_same_classes(*sources)
-        self.classes = original.check_classes(sources[0].classes, data.source)
+        opened = {split: open_split(recipe, split) for split in (data.train_split, data.val_split)}
+        labelled = {split: original.with_own_labels(source, data.source) for split, source in opened.items()}
+        self.sources = {split: source for split, (source, _) in labelled.items()}
+        self.classes = labelled[data.val_split][1]
+        self.teachers: dict[tuple[str, int], Remembering] = {}
+        """The original by the split and size of the images that it has seen."""
 
     def scores(self, network: nn.Module, size: int | None = None) -> Scores:
         """Compare classes and probabilities on the validation images.
@@ -80,10 +106,11 @@ class Judge:
         """
         size = size or self.size
         try:
-            teacher, student = (self._resized(model, size) for model in (self.original.model, network))
+            split = self.recipe.data.val_split
+            teacher, student = self._teacher(split, size), self._resized(network, size)
         except UserError as error:
             return Scores(size, failure=str(error))
-        found = self._compare(student, teacher, self._images(self.recipe.data.val_split, size))
+        found = self._compare(student, teacher, self._images(split, size))
         return Scores(size, found.get("top1"), found["agreement"], found["divergence_loss"])
 
     def errors(self, network: nn.Module) -> dict[str, float]:
@@ -96,12 +123,12 @@ class Judge:
 
     def effect(self, network: nn.Module, layer: str, count: int) -> LayerEffect:
         """Measure what replacing the attention of one layer alone does, on ``count`` images of the training data."""
-        teacher, mixed = (self._resized(self.original.model, self.size) for _ in range(2))
-        student = self._resized(network, self.size)
-        images: Any = self._images(self.recipe.data.train_split, self.size)
+        split = self.recipe.data.train_split
+        mixed, student = (self._resized(model, self.size) for model in (self.original.model, network))
+        images: Any = self._images(split, self.size)
         if hasattr(images, "__len__") and len(images) > count:
             images = Subset(images, [index * len(images) // count for index in range(count)])
-        found = self._compare(only(layer, student, mixed), teacher, images)
+        found = self._compare(only(layer, student, mixed), self._teacher(split, self.size), images)
         return LayerEffect(layer, found["agreement"], found["divergence_loss"])
 
     def _compare(self, student: nn.Module, teacher: nn.Module, images: Dataset[Any]) -> dict[str, float]:
@@ -115,16 +142,22 @@ class Judge:
         )
         return self.evaluator.run(task, batch_size=BATCH_SIZE).metrics
 
-    def _source(self, split: str) -> Any:
-        data = self.recipe.data
-        return open_source(data.source, split, root=data.root, labelled=self.recipe.labelled)
-
     def _images(self, split: str, size: int) -> Dataset[Any]:
         settings = {**self.original.settings, "image_size": size}
-        source, rank = self._source(split), self.evaluator.accelerator.process_index
+        source, rank = self.sources[split], self.evaluator.accelerator.process_index
         if isinstance(source, ImageStream) and split == self.recipe.data.train_split:
             raise UserError("single layers are measured on some of the images, which a stream cannot give")
         return image_dataset(source, eval_image_transform(settings), mode=settings["mode"], rank=rank)
+
+    def _teacher(self, split: str, size: int) -> nn.Module:
+        """Return the original, which is run once on the images of a split and size, unless their order may change."""
+        if isinstance(self.sources[split], ImageStream):
+            return self._resized(self.original.model, size)
+        if (split, size) not in self.teachers:
+            self.teachers[split, size] = Remembering(self._resized(self.original.model, size))
+        teacher = self.teachers[split, size]
+        teacher.rewind()
+        return teacher
 
     def _resized(self, network: nn.Module, size: int) -> nn.Module:
         resized = copy.deepcopy(network)

@@ -68,13 +68,15 @@ class Plan:
         layers: names of the attention modules that are replaced.
         """
         own = original.architecture
+        # the size is that of the images
+        options = {key: value for key, value in own.options.items() if key != "img_size"}
         settings = {key: value for key, value in original.settings.items() if key != "mode"}
         size = {} if self.image_size is None else {"image_size": self.image_size}
         changes: dict[str, Any] = {
             "output": str(self.output / stage),
             "teacher": self.source,
             "labelled": self.labelled,
-            "model": {"name": own.name, "options": own.options, "replace": asdict(self.replacement(layers))},
+            "model": {"name": own.name, "options": options, "replace": asdict(self.replacement(layers))},
             "data": {"source": self.data, "root": self.root, **settings, **size},
         }
         if start is not None:

@@ -5,8 +5,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from softline.linearizing.linearize import Linearized
 from softline.linearizing.measuring import Scores
+from softline.linearizing.work import Linearized
 from softline.measure.measuring import Row
 from softline.plotting.colors import COLORS, comparison_colors, label_of
 from softline.report.figures import COSTS, CostPoint, Line, describe_map, draw_cost, draw_map, draw_panel, image_element

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 
 from softline.linearizing.cost import LINEARIZED, ORIGINAL
-from softline.linearizing.linearize import Linearized, Step
 from softline.linearizing.measuring import Scores
+from softline.linearizing.work import Linearized, ModelStep
 from softline.measure.measuring import Row
 from softline.report.findings import enumerated, memory_ratio, milliseconds, percent, signed
 from softline.report.linearization_maps import MapExample
@@ -24,12 +24,12 @@ ALIKE = 1.05
 # what a result holds
 
 
-def step_named(result: Linearized, *names: str) -> Step | None:
+def step_named(result: Linearized, *names: str) -> ModelStep | None:
     """Return the step of the first of these names that the result has."""
     return next((step for name in names for step in result.steps if step.name == name), None)
 
 
-def scores_at(step: Step, size: int) -> Scores:
+def scores_at(step: ModelStep, size: int) -> Scores:
     return next(scores for scores in step.scores if scores.size == size)
 
 

@@ -9,17 +9,18 @@ from torch import Tensor, nn
 
 from softline.analysis.heatmap import HeatMap, cell_at, query_map
 from softline.analysis.subjects import Picture, Subject, source_pictures
-from softline.backbones.creation import set_image_size
 from softline.backbones.inspection import Layer, LayerInput
-from softline.data.images import ImageStream, open_source
+from softline.data.images import ImageStream
 from softline.data.images.datasets import to_mode
+from softline.engine.reading import read_recipe
 from softline.errors import UserError
-from softline.linearizing.linearize import Linearized
+from softline.linearizing.work import Linearized
 from softline.replacing.hosted import HostedAttention
 from softline.replacing.replace import replace_attention, replaceable
-from softline.report.examples import first_of_classes
 from softline.tasks.classification.trained import Classifier
 from softline.tasks.images import eval_image_transform
+from softline.tasks.linearization.build import open_split
+from softline.tasks.linearization.recipe import LinearizationRecipe
 from softline.tasks.probabilities import names_by_label
 
 # most photographs have their object there
@@ -48,12 +49,11 @@ def compare_maps(original: Classifier, linearized: Classifier, pictures: Sequenc
     Layers that attend inside windows are passed over, since their weights do not cover the image. The list is empty if
     none remains, and if softmax attention cannot be put back, as in PVTv2, whose keys are fewer than its tokens.
     """
-    size = linearized.settings["image_size"]
     after = linearized.model.eval()
     names = [name for name, module in replaceable(after).items() if isinstance(module, HostedAttention)]
-    before = copy.deepcopy(original.model).eval()
-    if size != original.settings["image_size"]:
-        set_image_size(before, original.name, size)
+    resized = copy.deepcopy(original)
+    resized.resize(linearized.settings["image_size"])
+    before = resized.model.eval()
     try:
         # it computes the same, and can show its weights
         replace_attention(before, "softmax", layers=names)
@@ -110,16 +110,12 @@ def first_middle_last(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names[place] for place in (0, len(names) // 2, -1))) if names else []
 
 
-def first_pictures(result: Linearized, count: int = 4) -> list[Picture]:
-    """Return validation images of a linearisation: the first of as many classes, or images spread over all.
-
-    Images that can only be read in order are not looked through; there are none then.
-    """
-    recipe = next(iter(result.recipes.values()))
-    data, labelled = recipe["data"], recipe["labelled"]
-    source = open_source(data["source"], data["val_split"], root=data["root"], labelled=labelled)
+def some_pictures(result: Linearized, count: int = 4) -> list[Picture]:
+    """Return validation images of a linearisation, spread over all of them; none if they can only be read in order."""
+    (recipe, *_) = (read_recipe(content) for content in result.recipes.values())
+    assert isinstance(recipe, LinearizationRecipe), "all stages have one"
+    source, _ = result.load_original().with_own_labels(open_split(recipe, recipe.data.val_split), recipe.data.source)
     if isinstance(source, ImageStream):
         return []
-    if not labelled:
-        return [replace(picture, label=None) for picture in source_pictures(source, count)]
-    return [Picture(source.name(index), *source.load(index)) for index in first_of_classes(source, count)]
+    pictures = source_pictures(source, count)
+    return pictures if recipe.labelled else [replace(picture, label=None) for picture in pictures]

@@ -14,7 +14,7 @@ from torch import nn
 from softline.attention.hooks import uncapped_landmarks
 from softline.backbones.creation import check_model_name, create_saved, set_image_size
 from softline.checks import check_integer, check_option
-from softline.data.images import in_order, open_source
+from softline.data.images import ImageSource, ImageStream, in_order, open_source
 from softline.engine.graph import BATCH, HEIGHT, IMAGE_AXES, WIDTH, Description, Graph, Sizes, image_graph
 from softline.engine.recipe import ModelRecipe, check_channels
 from softline.engine.shipping import check_ends, check_sides, floats
@@ -68,6 +68,12 @@ class Classifier(Trained):
         """How the model is created, without weights."""
         return ModelRecipe(name=self.name, options=self.options) if self.recipe is None else self.recipe.model
 
+    def resize(self, size: int) -> None:
+        """Adapt the model to images of another size; position embeddings are interpolated."""
+        if size != self.settings["image_size"]:
+            set_image_size(self.model, self.name, size)
+            self.settings = {**self.settings, "image_size": size}
+
     def evaluate(
         self,
         data: str | None,
@@ -90,9 +96,7 @@ class Classifier(Trained):
         images = open_source(data, split, root=root)
         if skip_corrupt:
             images = leave_out_corrupt(images, split, evaluator.notify)
-        classes = self.check_classes(images.classes, data)
-        if images.classes and images.classes != classes:
-            images = in_order(images, classes)
+        images, classes = self.with_own_labels(images, data)
         for size in sizes or [self.settings["image_size"]]:
             settings = {**self.settings, "image_size": size}
             # resized position embeddings cannot be resized back
@@ -151,7 +155,14 @@ class Classifier(Trained):
             data = (self.recipe.data.source, self.recipe.data.val_split, self.recipe.data.root)
         return ImageView(self.model, self.classes, self.settings, data)
 
-    def check_classes(self, found: tuple[str, ...], source: str) -> tuple[str, ...]:
+    def with_own_labels(
+        self, images: ImageSource | ImageStream, source: str
+    ) -> tuple[ImageSource | ImageStream, tuple[str, ...]]:
+        """Return images with the model's labels, and the model's classes, which must be those of the images."""
+        classes = self._check_classes(images.classes, source)
+        return (in_order(images, classes) if images.classes and images.classes != classes else images), classes
+
+    def _check_classes(self, found: tuple[str, ...], source: str) -> tuple[str, ...]:
         """Return the model's classes, which must be those of the data."""
         count = int(getattr(self.model, "num_classes", len(self.classes)))
         if self.classes and found and set(found) != set(self.classes):
@@ -212,6 +223,9 @@ def _as_classifier(model: nn.Module, name: str, options: Mapping[str, Any]) -> C
     cfg: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
     classes = cfg.get("label_names") or ()
     settings = image_settings(model)
+    if isinstance(options.get("img_size"), int):
+        # what the model says of its images is often what its architecture was published with
+        settings["image_size"] = options["img_size"]
     # raises if the model's description of its images makes no sense
     eval_image_transform(settings)
     return Classifier(str(cfg.get("architecture") or name), model, classes, settings, options=options)

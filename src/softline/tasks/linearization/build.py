@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from softline.backbones.creation import set_image_size
-from softline.data.images import ImageSource, ImageStream, check_same_classes, open_source
+from softline.data.images import ImageSource, ImageStream, open_source
 from softline.engine.task import Notify, Setup
 from softline.errors import UserError
 from softline.tasks.classification.build import build_mixup, check_image_memory, image_dataset, train_image_transform
@@ -23,11 +22,8 @@ from softline.weights.renaming import check_keys
 def build_linearization(recipe: LinearizationRecipe, setup: Setup) -> Linearization:
     check_image_memory(recipe)
     teacher = open_teacher(recipe)
-    train_source, val_source = (
-        _open(recipe, split, setup.notify) for split in (recipe.data.train_split, recipe.data.val_split)
-    )
-    check_same_classes(train_source, val_source)
-    classes = teacher.check_classes(train_source.classes, recipe.data.source)
+    train_source, classes = _open(recipe, recipe.data.train_split, teacher, setup.notify)
+    val_source, _ = _open(recipe, recipe.data.val_split, teacher, setup.notify)
     network = student(recipe, teacher.model, len(classes))
     settings = image_settings(network, recipe.data)
     make_train = train_image_transform(recipe.augment, settings)
@@ -54,7 +50,7 @@ def open_teacher(recipe: LinearizationRecipe) -> Classifier:
     if not isinstance(teacher, Classifier):
         raise UserError(f"teacher must be a classifier of images; {recipe.teacher} is {teacher.kind}")
     if recipe.data.image_size is not None:
-        set_image_size(teacher.model, teacher.name, recipe.data.image_size)
+        teacher.resize(recipe.data.image_size)
     return teacher
 
 
@@ -69,7 +65,16 @@ def student(recipe: LinearizationRecipe, teacher: nn.Module, num_classes: int) -
     return network if recipe.adapters is None else add_adapters(network, recipe.adapters)
 
 
-def _open(recipe: LinearizationRecipe, split: str, notify: Notify) -> ImageSource | ImageStream:
+def _open(
+    recipe: LinearizationRecipe, split: str, teacher: Classifier, notify: Notify
+) -> tuple[ImageSource | ImageStream, tuple[str, ...]]:
+    """Open a split with the teacher's labels; return it and the classes."""
+    source = open_split(recipe, split)
+    if recipe.data.skip_corrupt:
+        source = leave_out_corrupt(source, split, notify)
+    return teacher.with_own_labels(source, recipe.data.source)
+
+
+def open_split(recipe: LinearizationRecipe, split: str) -> ImageSource | ImageStream:
     data = recipe.data
-    source = open_source(data.source, split, root=data.root, labelled=recipe.labelled)
-    return leave_out_corrupt(source, split, notify) if data.skip_corrupt else source
+    return open_source(data.source, split, root=data.root, labelled=recipe.labelled)
