@@ -350,7 +350,7 @@ def test_the_way_to_a_linear_model_works(documented_run, monkeypatch, capsys):
     page = ROOT / "docs" / "linearize.md"
     steps = ["--schedule.epochs", "0.02", "--schedule.warmup_epochs", "0"]
     stages = [word.replace("--", f"--{stage}.") for stage in ("transfer", "finetune") for word in steps]
-    few = {"train": steps, "linearize": stages}
+    few = {"train": steps, "linearize": [*stages, "--sizes", "28", "--cost-sizes", "0"]}
     lines = "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
     assert [line.split()[1] for line in lines[:5]] == ["train", "linearize", "evaluate", "export", "predict"]
     for line in lines:

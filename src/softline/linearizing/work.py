@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, TypeAlias
 
+from accelerate.utils import set_seed
 from torch import nn
 
 from softline.engine import distributed
@@ -168,7 +169,7 @@ class _Work:
         plan = self.plan
         self.sizes = tuple(sizes or (self.judge.size, *larger_sizes(self.original, self.judge.size)))
         self._measure("original", self.original.model, None)
-        self._measure("replaced", student(self.first, self.original.model, len(self.judge.classes)), None)
+        self._measure("replaced", self._inheriting(self.first), None)
         transferred = plan.output / "transfer" / LAST
         if "transfer" in plan.stages:
             self.start = self._train("transfer")
@@ -247,7 +248,7 @@ class _Work:
         if self._is_first():
             content = load_checkpoint(transferred)
             recipe = self.plan.recipe("transfer", self.original, start=None, layers=self.layers)
-            network = student(recipe, self.original.model, len(self.judge.classes))
+            network = self._inheriting(recipe)
             weights = content["state_dict"] if content["state_dict_ema"] is None else content["state_dict_ema"]
             own = {key: value for key, value in network.state_dict().items() if key not in weights}
             kept = {key: weights[key] for key in network.state_dict() if key in weights}
@@ -274,7 +275,11 @@ class _Work:
         """Return the replaced network as the next stage will find it."""
         if self.start is not None:
             return self._load(self.start)
-        recipe = self._recipe("finetune")
+        return self._inheriting(self._recipe("finetune"))
+
+    def _inheriting(self, recipe: LinearizationRecipe) -> nn.Module:
+        """Return the network of a recipe with the original's weights, the same in every process."""
+        set_seed(recipe.seed)
         return student(recipe, self.original.model, len(self.judge.classes))
 
     def _load(self, path: Path) -> nn.Module:
