@@ -137,6 +137,15 @@ def add_checkpoint(parser: Parser) -> None:
     )
 
 
+def add_source(parser: Parser) -> None:
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a .pt file of `softline train`, a directory that timm saved, or the name of a model that has published "
+        "weights",
+    )
+
+
 def add_attentions(parser: Parser, *, default: Sequence[str] = ("softmax", "softpp", "inline")) -> None:
     parser.add_argument(
         "--attentions",

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from softline.checks import check_integer
-from softline.cli.arguments import Parser, place
+from softline.cli.arguments import Parser, add_source, place
 from softline.cli.outputs import check_outputs, held_outputs
 from softline.cli.progress import Progress
 from softline.cli.table import format_table
@@ -31,12 +31,7 @@ def add_arguments(parser: Parser) -> None:
               softline predict softpp.onnx cat.jpg
             """,
     )
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a .pt file of `softline train`, a directory that timm saved, or the name of a model that has published "
-        "weights",
-    )
+    add_source(parser)
     parser.add_argument("--to", type=place, required=True, metavar="FILE", help="ends in .onnx or .pt2")
     parser.add_argument("--size", metavar="H[xW]", help="fix height and width of the images (default: any)")
     parser.add_argument("--length", type=int, metavar="N", help="fix the number of tokens of sequences (default: any)")

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softline.cli.arguments import Parser, integers, names, place
+from softline.cli.arguments import Parser, add_source, integers, names, place
 from softline.cli.outputs import check_outputs
 from softline.cli.processes import told_once
 from softline.cli.progress import Progress
@@ -46,12 +46,7 @@ def add_arguments(parser: Parser) -> None:
             The linearised model is DIR/finetune/last.pt: softline evaluate, predict and export take it.
             """,
     )
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a .pt file of `softline train`, a directory that timm saved, or the name of a model that has published "
-        "weights",
-    )
+    add_source(parser)
     parser.add_argument("--attention", required=True, metavar="NAME", help="the new attention: inline, softpp, ...")
     parser.add_argument(
         "--data",

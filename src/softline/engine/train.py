@@ -85,6 +85,23 @@ def train(recipe: Recipe, *, resume: bool = False, listeners: Sequence[Listener]
         return _train(recipe, accelerator, tell, resume=resume)
 
 
+def train_to_the_end(recipe: Recipe, listener: Listener) -> TrainResult:
+    """Train, or continue an interrupted training; KeyboardInterrupt with its number if a signal stops it.
+
+    listener: does not hear that there is nothing to continue, which is expected.
+    """
+
+    def pass_on(event: Event) -> None:
+        if not (isinstance(event, Notice) and event.routine):
+            listener(event)
+
+    result = train(recipe, resume=True, listeners=[pass_on])
+    if not result.finished:
+        assert result.stopped_by is not None, "nothing else stops a run without an error"
+        raise KeyboardInterrupt(signal.Signals[result.stopped_by])
+    return result
+
+
 def check_before_training(recipe: Recipe) -> None:
     """Check what depends on the machine and on timm, before any data is read."""
     check_loaders("workers", recipe.workers)

@@ -3,18 +3,17 @@
 import dataclasses
 import hashlib
 import json
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from softline.checks import check_integer
-from softline.engine.events import Event, Notice
+from softline.engine.events import Event
 from softline.engine.nonfinite import NonFiniteError
 from softline.engine.reading import differing_keys, read_recipe, to_dict
 from softline.engine.recipe import Recipe
-from softline.engine.train import TrainResult, train
+from softline.engine.train import TrainResult, train_to_the_end
 from softline.errors import UserError
 from softline.files import make_directory, read_bytes, write_json
 from softline.plain import check_entries, read_json
@@ -73,19 +72,9 @@ def is_finished(recipe: Recipe) -> bool:
 def train_or_diverge(recipe: Recipe, notify: NotifyRun) -> TrainResult | NonFiniteError:
     """Train, or continue an interrupted training; KeyboardInterrupt with its number if a signal stops it."""
     try:
-        result = train(recipe, resume=True, listeners=[lambda event: _pass_on(event, notify)])
+        return train_to_the_end(recipe, notify)
     except NonFiniteError as error:
         return error
-    if not result.finished:
-        assert result.stopped_by is not None, "nothing else stops a run without an error"
-        raise KeyboardInterrupt(signal.Signals[result.stopped_by])
-    return result
-
-
-def _pass_on(event: Event, notify: NotifyRun) -> None:
-    # it is expected that there is nothing to resume
-    if not (isinstance(event, Notice) and event.routine):
-        notify(event)
 
 
 def _read_result(directory: Path, recipe: Recipe) -> Mapping[str, Any] | None:

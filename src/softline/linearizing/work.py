@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from softline.engine import distributed
 from softline.engine.checkpoint import LAST, load_checkpoint, save_checkpoint
 from softline.engine.events import Evaluating, Event, Notice
 from softline.engine.reading import read_recipe, to_dict
-from softline.engine.train import train
+from softline.engine.train import train_to_the_end
 from softline.engine.trained import Evaluator
 from softline.errors import UserError
 from softline.files import read_bytes, write_json
@@ -124,15 +123,14 @@ def carry_out(
     original = open_original(plan.source)
     if plan.image_size is not None:
         original.resize(plan.image_size)
-    layers = chosen_layers(plan, original)
     accelerator = distributed.start(device="auto")
     if not accelerator.is_main_process:
         progress = _silent
     evaluator = Evaluator(accelerator, progress=lambda done, total: progress("measure", Evaluating(done, total)))
-    work = _Work(plan, original, layers, evaluator, progress)
+    work = _Work(plan, original, sizes, evaluator, progress)
     held = hold_directory(plan.output, notify=lambda text: progress("measure", Notice(text)))
     with distributed.in_first_process(held):
-        result = work.run(sizes, cost_sizes)
+        result = work.run(cost_sizes)
         if accelerator.is_main_process:
             write_json(plan.output / RESULT, result.to_dict())
     return result
@@ -146,28 +144,28 @@ class _Work:
     """A linearisation under way."""
 
     def __init__(
-        self, plan: Plan, original: Classifier, layers: list[str], evaluator: Evaluator, progress: NotifyStage
+        self,
+        plan: Plan,
+        original: Classifier,
+        sizes: Sequence[int] | None,
+        evaluator: Evaluator,
+        progress: NotifyStage,
     ) -> None:
-        self.plan, self.original, self.layers, self.evaluator, self.progress = (
-            plan,
-            original,
-            layers,
-            evaluator,
-            progress,
-        )
+        self.plan, self.original, self.layers = plan, original, chosen_layers(plan, original)
+        self.evaluator, self.progress = evaluator, progress
         self.start: Path | None = None
         """Weights that the next stage starts from."""
         # those of both stages, so that a mistake in either is found before the first
         self.recipes = {stage: self._recipe(stage) for stage in plan.stages}
         self.first = next(iter(self.recipes.values()))
         self.judge = Judge(original, self.first, evaluator)
+        self.sizes = tuple(sizes or (self.judge.size, *larger_sizes(original, self.judge.size)))
         self.steps: list[ModelStep] = []
         self.effects: tuple[LayerEffect, ...] = ()
         self.images = 0
 
-    def run(self, sizes: Sequence[int] | None, cost_sizes: Sequence[int]) -> Linearized:
+    def run(self, cost_sizes: Sequence[int]) -> Linearized:
         plan = self.plan
-        self.sizes = tuple(sizes or (self.judge.size, *larger_sizes(self.original, self.judge.size)))
         self._measure("original", self.original.model, None)
         self._measure("replaced", self._inheriting(self.first), None)
         transferred = plan.output / "transfer" / LAST
@@ -189,10 +187,7 @@ class _Work:
 
     def _train(self, stage: Stage) -> Path:
         recipe = self.recipes[stage] = self._recipe(stage)
-        result = train(recipe, resume=True, listeners=[lambda event: self._pass_on(stage, event)])
-        if not result.finished:
-            assert result.stopped_by is not None, "nothing else stops a run without an error"
-            raise KeyboardInterrupt(signal.Signals[result.stopped_by])
+        result = train_to_the_end(recipe, lambda event: self.progress(stage, event))
         self.images += result.step * recipe.batch_size
         return result.output / LAST
 
@@ -200,11 +195,6 @@ class _Work:
         """Count the images of an earlier transfer."""
         content = load_checkpoint(transferred)
         self.images += content["step"] * read_recipe(content["recipe"], where=str(transferred)).batch_size
-
-    def _pass_on(self, stage: Stage, event: Event) -> None:
-        # it is expected that there is nothing to resume
-        if not (isinstance(event, Notice) and event.routine):
-            self.progress(stage, event)
 
     # between the stages
 

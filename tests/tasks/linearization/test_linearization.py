@@ -261,3 +261,14 @@ def test_other_classes_than_the_teachers_are_refused(root, tmp_path):
             (folder / "0.png").write_bytes((root / "data/val/dark/000.png").read_bytes())
     with pytest.raises(UserError, match=r"missing dark, light; unknown cat, dog"):
         build_task(stage_recipe(root, "transfer", f"--data.source={tmp_path}"))
+
+
+def test_a_linearised_model_is_opened_without_its_teacher(root, tmp_path):
+    teacher = tmp_path / "teacher.pt"
+    teacher.write_bytes((root / "teacher/last.pt").read_bytes())
+    recipe = stage_recipe(root, "transfer", f"--teacher={teacher}", f"--output={tmp_path}/run", "--schedule.epochs=0.4")
+    path = train(recipe).output / "last.pt"
+    teacher.unlink()
+    assert load_trained(str(path)).classes == ("dark", "light")
+    with pytest.raises(UserError, match=r"teacher\.pt"):
+        train(recipe, resume=True)
