@@ -32,7 +32,7 @@ test-slow: $(VENV)/installed-dev
 
 # pytest's own warnings filter is for the newest versions; the command line and the explorer use what these tests do
 OLDEST := weights tasks data backbones layers heads measure ops attention analysis engine/test_train.py \
-  engine/test_recipes.py deploy/test_export.py deploy/test_graphs.py replacing test_dependencies.py
+  engine/test_recipes.py deploy/test_export.py deploy/test_graphs.py replacing linearizing test_dependencies.py
 test-oldest: $(VENV)-oldest/installed
 	$(VENV)-oldest/bin/python -m pytest -n $(WORKERS) -W default $(addprefix tests/,$(OLDEST))
 

@@ -16,7 +16,7 @@ from tests.tasks.small_sequence import small_recipe as small_sequence_recipe
 from tests.tasks.third_party import NumberData, ParityRecipe, definition
 
 # the data of these tells the classes, and nothing else does
-UNTOLD = {"cifar10_small": 10}
+UNTOLD = {**dict.fromkeys(("flowers_deit", "linearize_transfer", "linearize_finetune"), 5), "cifar10_small": 10}
 COUNTS = {
     "quickstart": 10,
     "softpp_tiny": 1000,
