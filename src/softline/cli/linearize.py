@@ -13,13 +13,13 @@ from softline.cli.progress import Progress
 from softline.cli.table import format_table, number
 from softline.errors import UserError
 from softline.files import write_json, write_text
+from softline.linearizing.linearize import COST_SIZES, linearize
 
 if TYPE_CHECKING:
     from softline.engine.events import Event
     from softline.linearizing.work import Linearized
 
 REPORT = "report.html"
-STAGES = ("transfer", "finetune")
 TITLES = {
     "transfer": "transfer: each new attention learns to return what the old one does",
     "finetune": "fine-tuning: the whole network learns from the original",
@@ -90,7 +90,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--stages",
         type=names,
-        default=list(STAGES),
+        default=list(TITLES),
         metavar="NAME,...",
         help="stages to run (default: transfer,finetune); finetune alone starts from a transfer that DIR has",
     )
@@ -109,9 +109,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--cost-sizes",
         type=integers,
-        default=[224, 512, 1024],
+        default=list(COST_SIZES),
         metavar="N,...",
-        help="sides of the images on which time and memory are measured (default: 224,512,1024; 0 for none)",
+        help="sides of the images on which time and memory are measured "
+        f"(default: {','.join(map(str, COST_SIZES))}; 0 for none)",
     )
     parser.add_argument(
         "--json", type=place, metavar="PATH", help="file for the numbers (default: linearized.json in the directory)"
@@ -131,7 +132,6 @@ def run(options: argparse.Namespace) -> None:
 
 def _linearize(options: argparse.Namespace) -> None:
     from softline.engine.distributed import place as place_of_process
-    from softline.linearizing.linearize import linearize
     from softline.linearizing.work import RESULT
 
     begin = time.monotonic()
@@ -210,7 +210,8 @@ def _report(result: "Linearized", path: Path, command: str, seconds: float) -> N
     from softline.report.linearization import render_linearization
     from softline.report.linearization_maps import compare_maps, some_pictures
 
-    maps = compare_maps(result.load_original(), result.load(), some_pictures(result))
+    original = result.load_original()
+    maps = compare_maps(original, result.load(), some_pictures(result, original))
     write_text(path, render_linearization(result, maps, command=command, seconds=seconds))
 
 

@@ -12,8 +12,7 @@ from softline.backbones.creation import set_image_size
 from softline.data.images import ImageStream
 from softline.engine.trained import Evaluator
 from softline.errors import UserError
-from softline.replacing.hosted import HostedAttention
-from softline.replacing.replace import replaceable
+from softline.replacing.replace import replaced_attention
 from softline.tasks.classification.build import image_dataset
 from softline.tasks.classification.trained import Classifier
 from softline.tasks.images import eval_image_transform
@@ -168,8 +167,8 @@ class Judge:
 
 def only(layer: str, replaced: nn.Module, original: nn.Module) -> nn.Module:
     """Return ``replaced`` with all attention of the original but that of one layer; both are changed."""
-    for name, module in replaceable(replaced).items():
-        if name != layer and isinstance(module, HostedAttention):
+    for name in replaced_attention(replaced):
+        if name != layer:
             parent, _, attribute = name.rpartition(".")
             setattr(replaced.get_submodule(parent), attribute, original.get_submodule(name))
     return replaced

@@ -11,8 +11,7 @@ from softline.checks import check_integer, check_option
 from softline.engine.reading import load_recipe
 from softline.engine.recipe import ReplaceRecipe
 from softline.errors import UserError
-from softline.replacing.hosted import HostedAttention
-from softline.replacing.replace import Queries, replaceable
+from softline.replacing.replace import Queries, replaceable, replaced_attention
 from softline.tasks.classification.trained import Classifier
 from softline.tasks.linearization.recipe import LinearizationRecipe, Stage
 from softline.tasks.loading import load_trained
@@ -118,7 +117,7 @@ def chosen_layers(plan: Plan, original: Classifier) -> list[str]:
     """Return the names of the attention modules that ``layers`` means; refuse what cannot be replaced."""
     trial = copy.deepcopy(original.model)
     put_attention(trial, plan.replacement(plan.layers))
-    chosen = [name for name, module in replaceable(trial).items() if isinstance(module, HostedAttention)]
+    chosen = list(replaced_attention(trial))
     kept = len(replaceable(trial)) - len(chosen)
     if plan.softmax_layers is not None:
         if plan.softmax_layers < kept:

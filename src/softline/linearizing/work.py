@@ -26,8 +26,7 @@ from softline.locks import hold_directory
 from softline.measure.environment import environment
 from softline.measure.measuring import Row
 from softline.plain import check_entries, read_json
-from softline.replacing.hosted import HostedAttention
-from softline.replacing.replace import replaceable
+from softline.replacing.replace import replaceable, replaced_attention
 from softline.tasks.classification.trained import Classifier
 from softline.tasks.linearization.build import student
 from softline.tasks.linearization.recipe import LinearizationRecipe, Stage
@@ -251,12 +250,11 @@ class _Work:
 
     def _measure(self, name: str, network: nn.Module, checkpoint: Path | None) -> None:
         self.progress("measure", Notice(f"measuring the model as {name}", routine=True))
-        hosts = any(isinstance(module, HostedAttention) for module in network.modules())
         step = ModelStep(
             name,
             None if checkpoint is None else str(checkpoint),
             tuple(self.judge.scores(network, size) for size in self.sizes),
-            self.judge.errors(network) if hosts and name != "finetuned" else {},
+            self.judge.errors(network) if replaced_attention(network) and name != "finetuned" else {},
         )
         self.steps.append(step)
         self.progress("measure", Notice(step.text))
@@ -286,7 +284,7 @@ class _Work:
             self.progress("measure", Notice(told, routine=True))
             model = dataclasses.replace(last.model, replace=self.plan.replacement(self.layers))
             cost = measure_cost(model, cost_sizes, num_classes=len(self.judge.classes))
-        names = replaceable(self._load(Path(last.output) / LAST))
+        names = replaceable(self.original.model)
         return Linearized(
             source=self.plan.source,
             attention=self.plan.attention,

@@ -148,6 +148,11 @@ def replaceable(model: nn.Module) -> dict[str, nn.Module]:
     return {place.name: model.get_submodule(place.name) for place in _places(model)}
 
 
+def replaced_attention(model: nn.Module) -> dict[str, HostedAttention]:
+    """Return the attention modules of a model that are softline's, by their names, in its order."""
+    return {name: module for name, module in replaceable(model).items() if isinstance(module, HostedAttention)}
+
+
 def transformer_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Return the blocks of the transformers in a model by their names, in its order."""
     names = {module: name for name, module in model.named_modules()}

@@ -1,12 +1,12 @@
 """Sentences about the numbers of a linearisation, computed from them, as plain text."""
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
 import torch
+from timm.utils import natural_key
 
 from softline.linearizing.cost import LINEARIZED, ORIGINAL
 from softline.linearizing.measuring import Scores
@@ -47,11 +47,7 @@ def main_size(result: Linearized) -> int | None:
 
 def sort_layers(names: Iterable[str]) -> list[str]:
     """Sort names of layers as a network has them: blocks.2 before blocks.10."""
-    return sorted(names, key=_numbers_apart)
-
-
-def _numbers_apart(name: str) -> list[str | int]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    return sorted(names, key=natural_key)
 
 
 class CostPair(NamedTuple):

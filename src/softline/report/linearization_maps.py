@@ -15,8 +15,7 @@ from softline.data.images.datasets import to_mode
 from softline.engine.reading import read_recipe
 from softline.errors import UserError
 from softline.linearizing.work import Linearized
-from softline.replacing.hosted import HostedAttention
-from softline.replacing.replace import replace_attention, replaceable
+from softline.replacing.replace import replace_attention, replaced_attention
 from softline.tasks.classification.trained import Classifier
 from softline.tasks.images import eval_image_transform
 from softline.tasks.linearization.build import open_split
@@ -50,7 +49,7 @@ def compare_maps(original: Classifier, linearized: Classifier, pictures: Sequenc
     none remains, and if softmax attention cannot be put back, as in PVTv2, whose keys are fewer than its tokens.
     """
     after = linearized.model.eval()
-    names = [name for name, module in replaceable(after).items() if isinstance(module, HostedAttention)]
+    names = list(replaced_attention(after))
     resized = copy.deepcopy(original)
     resized.resize(linearized.settings["image_size"])
     before = resized.model.eval()
@@ -110,11 +109,11 @@ def first_middle_last(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names[place] for place in (0, len(names) // 2, -1))) if names else []
 
 
-def some_pictures(result: Linearized, count: int = 4) -> list[Picture]:
+def some_pictures(result: Linearized, original: Classifier, count: int = 4) -> list[Picture]:
     """Return validation images of a linearisation, spread over all of them; none if they can only be read in order."""
     (recipe, *_) = (read_recipe(content) for content in result.recipes.values())
     assert isinstance(recipe, LinearizationRecipe), "all stages have one"
-    source, _ = result.load_original().with_own_labels(open_split(recipe, recipe.data.val_split), recipe.data.source)
+    source, _ = original.with_own_labels(open_split(recipe, recipe.data.val_split), recipe.data.source)
     if isinstance(source, ImageStream):
         return []
     pictures = source_pictures(source, count)

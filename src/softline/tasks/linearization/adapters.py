@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, register_parametrization, remove_parametrizations
 
 from softline.replacing.hosted import HostedAttention
+from softline.replacing.replace import replaced_attention
 
 SCALE = 2.0
 """Of the product of both factors, whatever the rank."""
@@ -32,7 +33,7 @@ class LowRank(nn.Module):
 def add_adapters(network: nn.Module, rank: int) -> nn.Module:
     """Freeze a network except for its new attentions, whose projections get adapters; their other parts are trained."""
     network.requires_grad_(False)
-    for hosted in (module for module in network.modules() if isinstance(module, HostedAttention)):
+    for hosted in replaced_attention(network).values():
         hosted.requires_grad_(True)
         for projection in _projections(hosted):
             projection.requires_grad_(False)

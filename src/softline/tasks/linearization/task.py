@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from softline.engine.task import Loss
-from softline.replacing.hosted import HostedAttention
-from softline.replacing.replace import transformer_blocks
+from softline.replacing.replace import replaced_attention, transformer_blocks
 from softline.tasks.classification.task import Classification
 from softline.tasks.linearization.recipe import DistillationRecipe
 
@@ -94,7 +93,7 @@ class Transfer(Linearization):
         super().__post_init__()
         self.errors: dict[str, Tensor] = {}
         """Relative error [B] of each new attention in the last batch."""
-        self.new = {name: module for name, module in self.model.named_modules() if isinstance(module, HostedAttention)}
+        self.new = replaced_attention(self.model)
         self.model.requires_grad_(False)
         for name, module in self.new.items():
             module.requires_grad_(True)
