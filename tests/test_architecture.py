@@ -9,7 +9,7 @@ PACKAGE = Path(softline.__file__).parent
 # lowest first; packages on one line may not import each other
 LEVELS = [
     ["errors"],
-    ["checks", "files", "plain", "registry"],
+    ["checks", "files", "plain", "process", "registry"],
     ["locks"],
     ["ops"],
     ["layers"],

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Sequence
 
 import softline
+from softline import process
 from softline.cli.arguments import Parser, split_overrides
 from softline.cli.messages import message_of
 from softline.cli.signals import interrupting, signal_of
@@ -43,7 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 2 after a mistake of the user, 130 after Ctrl-C, 143 after SIGTERM."""
     with escaping(), interrupting():
         try:
-            return _run(parse(sys.argv[1:] if arguments is None else arguments))
+            options = parse(sys.argv[1:] if arguments is None else arguments)
+            if arguments is None:
+                # this process is the command's own; a server should not stay as large as its largest request
+                process.settle(keep=options.command != "explore")
+            return _run(options)
         except KeyboardInterrupt as error:
             number = signal_of(error)
             print(f"\n{TEXTS[number]}", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from softline.checks import check_at_least, check_option, check_range
 from softline.cli.arguments import Parser, add_attentions, integers, names, place
+from softline.cli.bench_check import add_check
 from softline.cli.bench_tables import CostTable, growth_text, memory_table
 from softline.cli.outputs import held_outputs
 from softline.cli.progress import Progress
@@ -51,6 +52,7 @@ def add_arguments(parser: Parser) -> None:
               softline bench models softpp_tiny vit_small_patch16_224 --sizes 224,512 --json models.json
               softline bench memory --figure memory.png
               softline bench inline windows --rounds 5 --warm-ups 1
+              softline bench check models.json
             """,
     )
     add_kind = parser.sub_commands("kind", "WHAT")
@@ -60,6 +62,7 @@ def add_arguments(parser: Parser) -> None:
     _add_sequences(add_kind)
     _add_memory(add_kind)
     _add_inline(add_kind)
+    add_check(add_kind)
 
 
 def _add_ops(add_kind: AddKind) -> None:

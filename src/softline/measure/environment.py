@@ -11,15 +11,20 @@ import timm
 import torch
 
 import softline
+from softline import process
 
 # prefixes of the environment variables that set threads, memory allocation and compilation
-TUNING = ("GLIBC_TUNABLES", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "OMP_", "THP_MEM_", "TORCHINDUCTOR_")
+TUNING = ("GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "OMP_", "THP_MEM_", "TORCHINDUCTOR_")
 
 
 def with_settings(command: str) -> str:
     """Put the environment variables that change the speed of a command in front of it."""
     # torch itself sets the cache directory of compiled code
-    set_here = sorted(name for name in os.environ if name.startswith(TUNING) and not name.endswith("_CACHE_DIR"))
+    set_here = sorted(
+        name
+        for name in os.environ
+        if name.startswith(TUNING) and not name.endswith("_CACHE_DIR") and name not in process.chosen
+    )
     return " ".join([*(f"{name}={shlex.quote(os.environ[name])}" for name in set_here), command])
 
 

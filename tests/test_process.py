@@ -1,0 +1,77 @@
+"""Settings of the whole process, made in real processes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from softline import process
+from softline.cli import main
+from softline.errors import UserError
+from softline.measure.environment import with_settings
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+FAULTS = """
+import resource, softline
+if {keep}:
+    assert softline.process.keep_memory()
+import torch
+torch.set_num_threads(1)
+def work():
+    for _ in range(8):
+        torch.ones(2**24) + 1
+work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+POLICY = """
+import json, os, sys
+from softline import process
+process.settle(keep=True)
+print(json.dumps([os.environ.get("OMP_WAIT_POLICY"), process.chosen, "torch" in sys.modules]))
+"""
+
+
+def python(code, **variables):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith((*process.ALLOCATING, "OMP_"))}
+    done = subprocess.run([sys.executable, "-c", code], env={**clean, **variables}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@LINUX
+def test_kept_memory_is_not_faulted_in_again():
+    pages = 16 * 2**26 // os.sysconf("SC_PAGE_SIZE")
+    assert python(FAULTS.format(keep=False)) > pages / 2
+    assert python(FAULTS.format(keep=True)) < pages / 100
+
+
+def test_threads_wait_asleep_unless_the_user_has_decided():
+    assert python(POLICY) == ["passive", {"OMP_WAIT_POLICY": "passive"}, False]
+    assert python(POLICY, OMP_WAIT_POLICY="active") == ["active", {}, False]
+    assert python(POLICY, GOMP_SPINCOUNT="100") == [None, {}, False]
+
+
+def test_a_setting_that_would_come_too_late_is_refused():
+    with pytest.raises(UserError, match="before torch is imported"):
+        process.wait_asleep()
+
+
+def test_commands_make_the_settings_and_main_with_arguments_does_not(monkeypatch, capsys):
+    made = []
+    monkeypatch.setattr(process, "settle", lambda *, keep: made.append(keep))
+    assert main(["models", "softpp_micro"]) == 0
+    assert made == []
+    monkeypatch.setattr(sys, "argv", ["softline", "models", "softpp_micro"])
+    assert main() == 0
+    assert made == [True]
+
+
+def test_own_settings_are_no_part_of_a_recorded_command(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert with_settings("softline bench").startswith("OMP_WAIT_POLICY=passive ")
+    monkeypatch.setitem(process.chosen, "OMP_WAIT_POLICY", "passive")
+    assert "OMP_WAIT_POLICY" not in with_settings("softline bench")
