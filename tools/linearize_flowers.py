@@ -35,7 +35,7 @@ FINETUNE_EPOCHS = {"inline": 9, "softpp": 5, "linear": 5}
 # the learning rate of both kinds of run, too
 SAME = "--batch_size 32 --precision bf16 --workers 0"
 LR = 7e-4
-# that of training, and those with two and four times the pixels
+# that of training, and those with two and four times the pixels, at which the first seed is measured
 SIZES = (96, 136, 192)
 COST_SIZES = (*SIZES, 384, 768)
 STEPS = {"replaced": "replaced", "transferred": "transferred", "finetuned": "fine-tuned"}
@@ -85,10 +85,14 @@ def run(options: argparse.Namespace, kind: Any, attention: str, seed: int) -> di
 def linearize(options: argparse.Namespace, place: Path, attention: str, seed: int) -> list[str]:
     return [
         f"linearize {options.teacher} --attention {attention} --data {options.data} --output {place} "
-        f"--sizes {','.join(map(str, SIZES))} --cost-sizes 0 "
+        f"--sizes {sizes_of(seed)} --cost-sizes 0 "
         f"--transfer.schedule.epochs {TRANSFER_EPOCHS} --finetune.schedule.epochs {FINETUNE_EPOCHS[attention]} "
         f"--finetune.optimizer.lr {LR} --seed {seed} {SAME}"
     ]
+
+
+def sizes_of(seed: int) -> str:
+    return ",".join(map(str, SIZES if seed == 0 else SIZES[:1]))
 
 
 def from_scratch(options: argparse.Namespace, place: Path, attention: str, seed: int) -> list[str]:
@@ -97,7 +101,7 @@ def from_scratch(options: argparse.Namespace, place: Path, attention: str, seed:
         f"train flowers_deit --data.source {options.data} --output {place}/run --resume --seed {seed} {SAME} "
         f"--model.replace.attention {attention} --schedule.epochs {epochs} --schedule.warmup_epochs 1 --eval_every 100 "
         f"--optimizer.lr {LR}",
-        f"evaluate {place}/run/last.pt {options.data} --sizes {','.join(map(str, SIZES))} --json {place}/sizes.json",
+        f"evaluate {place}/run/last.pt {options.data} --sizes {sizes_of(seed)} --json {place}/sizes.json",
     ]
 
 
@@ -156,8 +160,9 @@ def accuracy_table(summary: dict[str, Any]) -> str:
 
 
 def line(title: str, passes: int, runs: list[list[dict[str, Any]]]) -> str:
-    """Return the row of a table: mean and standard deviation over the runs, each with scores at several sizes."""
-    cells = [spread([scores[index]["top1"] for scores in runs]) for index in range(len(SIZES))]
+    """Return the row of a table: mean and standard deviation over the runs that were measured at a size."""
+    found = [[score["top1"] for scores in runs for score in scores if score["size"] == size] for size in SIZES]
+    cells = [spread(values) for values in found]
     cells.append(spread([scores[0]["agreement"] for scores in runs]) if "agreement" in runs[0][0] else "")
     shown = {"replaced": "0", "transferred": str(TRANSFER_EPOCHS)}.get(title.split(", ")[1], str(passes))
     return f"| {title} | {shown} | {' | '.join(cells)} |"

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import softline  # noqa: F401
-from softline.heads.segmenters import semantic_fpn, upernet
+from softline.heads.segmenters import segformer, semantic_fpn, upernet
 
 
 def body(name="softpp_micro", **options):
@@ -17,13 +17,14 @@ def segmenters(num_classes=5, **options):
     return {
         "upernet": lambda: upernet(body(**options), num_classes, channels=32),
         "semantic_fpn": lambda: semantic_fpn(body(**options), num_classes, channels=32, head_channels=64),
+        "segformer": lambda: segformer(body(**options), num_classes, channels=32),
     }
 
 
-BOTH = pytest.mark.parametrize("kind", sorted(segmenters()))
+EVERY = pytest.mark.parametrize("kind", sorted(segmenters()))
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize("size", [(64, 96), (33, 65), (50, 31), (1, 7)])
 def test_logits_have_the_size_of_the_images(kind, size):
     model = segmenters()[kind]().eval()
@@ -33,14 +34,14 @@ def test_logits_have_the_size_of_the_images(kind, size):
 
 
 @pytest.mark.parametrize("name", ["inline_micro", "resnet10t", "convnext_atto"])
-@BOTH
+@EVERY
 def test_any_pyramid_of_four_stages_will_do(kind, name):
     options = {"out_indices": (1, 2, 3, 4)} if name == "resnet10t" else {}
     model = segmenters(name=name, **options)[kind]().eval()
     assert model(torch.randn(1, 3, 61, 75)).shape == (1, 5, 61, 75)
 
 
-@BOTH
+@EVERY
 def test_image_does_not_depend_on_its_neighbours(kind):
     model = segmenters()[kind]().double().eval()
     images = torch.randn(3, 3, 47, 70, dtype=torch.float64)
@@ -67,10 +68,11 @@ def test_auxiliary_logits_are_given_in_training_only():
     assert isinstance(model.eval()(images), torch.Tensor)
     without = upernet(body(), 5, channels=32, auxiliary=False)
     assert isinstance(without.train()(images), torch.Tensor)
-    assert isinstance(segmenters()["semantic_fpn"]().train()(images), torch.Tensor)
+    for kind in ("semantic_fpn", "segformer"):
+        assert isinstance(segmenters()[kind]().train()(images), torch.Tensor)
 
 
-@BOTH
+@EVERY
 def test_every_parameter_learns(kind):
     """Otherwise DDP would wait for its gradient."""
     model = segmenters()[kind]().train()
@@ -79,7 +81,7 @@ def test_every_parameter_learns(kind):
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
-@BOTH
+@EVERY
 def test_first_predictions_are_near_even(kind):
     """The stages' own sums, which nothing has normalised, do not reach the logits."""
     model = segmenters()[kind]().train()
@@ -89,7 +91,7 @@ def test_first_predictions_are_near_even(kind):
         assert loss.item() == pytest.approx(torch.tensor(5.0).log().item(), abs=0.3)
 
 
-@BOTH
+@EVERY
 def test_logits_are_float32_under_autocast(kind):
     model = segmenters()[kind]().eval()
     images = torch.randn(1, 3, 32, 32)
@@ -99,7 +101,7 @@ def test_logits_are_float32_under_autocast(kind):
     assert (logits - model(images)).abs().max() <= 0.1 * model(images).abs().max()
 
 
-@BOTH
+@EVERY
 def test_copy_and_state_dict_give_the_same_logits(kind):
     model = segmenters()[kind]().eval()
     images = torch.randn(1, 3, 40, 40)
@@ -113,13 +115,44 @@ def test_training_upernet_on_one_image_is_refused():
     one = torch.randn(1, 3, 64, 64)
     with pytest.raises(ValueError, match="at least 2 images in each process's batch, got 1"):
         segmenters()["upernet"]().train()(one)
-    # frozen statistics need no batch; the other decoder has none
+    # frozen statistics need no batch; the other decoders pool nothing to one pixel
     frozen = upernet(body(), 5, channels=32, auxiliary=False).train()
     for module in frozen.decoder.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
     assert frozen(one).shape == (1, 5, 64, 64)
-    assert segmenters()["semantic_fpn"]().train()(one).shape == (1, 5, 64, 64)
+    for kind in ("semantic_fpn", "segformer"):
+        assert segmenters()[kind]().train()(one).shape == (1, 5, 64, 64)
+
+
+@pytest.mark.parametrize("size", [(64, 96), (36, 52)])
+def test_segformer_multiplies_before_it_resizes_and_gets_the_same(size):
+    """The decoder of segmentation-models-pytorch resizes first; values, and gradients of all parameters and maps."""
+    torch.manual_seed(0)
+    ours = segmenters()["segformer"]().decoder.double().train()
+    theirs = copy.deepcopy(ours.decoder)
+    sides = [tuple(-(-side // stride) for side in size) for stride in (4, 8, 16, 32)]
+    channels = [projection.linear.in_features for projection in reversed(theirs.mlp_stage)]
+    maps = [torch.randn(2, count, *side, dtype=torch.float64) for count, side in zip(channels, sides, strict=True)]
+    image = torch.zeros(2, 3, *size, dtype=torch.float64)
+    results = []
+    # their decoder takes maps from stride 1 on, of which that at stride 2 is empty
+    for decoder, before in ((ours, [image, image]), (theirs, [image, image[:, :0]])):
+        inputs = [each.clone().requires_grad_() for each in maps]
+        out = decoder([*before, *inputs])
+        (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
+        results.append([out, *(each.grad for each in inputs), *(each.grad for each in decoder.parameters())])
+    for mine, other in zip(*results, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
+
+
+def test_segformer_costs_less_than_the_backbone():
+    from softline.measure.counting import count_macs
+
+    model = segformer(body("softpp_tiny"), 19).eval()
+    images = torch.randn(1, 3, 128, 256)
+    whole, backbone = (count_macs(lambda part=part: part(images)) for part in (model, model.maps))
+    assert whole - backbone < 0.35 * backbone
 
 
 def test_bad_options_are_named():

@@ -11,14 +11,18 @@ from softline.data.semantic.transforms import SemanticTransform, semantic_eval_t
 from softline.engine import distributed
 from softline.engine.machine import check_batch_memory
 from softline.engine.task import Notify, Setup, log
-from softline.heads.segmenters import semantic_fpn, upernet
+from softline.heads.segmenters import segformer, semantic_fpn, upernet
 from softline.tasks.images import check_split_classes, corrupt_indices
 from softline.tasks.networks import build_body, channel_statistics, with_head
 from softline.tasks.segmentation.recipe import SegmentationRecipe, SemanticData
 from softline.tasks.segmentation.task import Segmentation
 from softline.tasks.segmentation.windows import SlidingWindows
 
-SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {"upernet": upernet, "semantic_fpn": semantic_fpn}
+SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {
+    "upernet": upernet,
+    "semantic_fpn": semantic_fpn,
+    "segformer": segformer,
+}
 
 
 def build_segmentation(recipe: SegmentationRecipe, setup: Setup) -> Segmentation:

@@ -48,7 +48,7 @@ class SemanticData:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmenterRecipe:
-    name: Literal["upernet", "semantic_fpn"]
+    name: Literal["upernet", "semantic_fpn", "segformer"]
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the head: channels, dropout, and auxiliary (upernet) or head_channels (semantic_fpn)."""
 
