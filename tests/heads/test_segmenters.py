@@ -152,7 +152,7 @@ def test_segformer_costs_less_than_the_backbone():
     model = segformer(body("softpp_tiny"), 19).eval()
     images = torch.randn(1, 3, 128, 256)
     whole, backbone = (count_macs(lambda part=part: part(images)) for part in (model, model.maps))
-    assert whole - backbone < 0.35 * backbone
+    assert whole - backbone < 0.1 * backbone
 
 
 def test_bad_options_are_named():
