@@ -25,11 +25,15 @@ from softline.heads.detectors import (
     cascade_mask_rcnn,
     mask_rcnn,
     retinanet,
+    retinanet_lite,
 )
+from softline.measure.counting import count_macs
 
-BUILDERS = [retinanet, mask_rcnn, cascade_mask_rcnn]
+BUILDERS = [retinanet, retinanet_lite, mask_rcnn, cascade_mask_rcnn]
+ONE_STAGE = (retinanet, retinanet_lite)
 LOSSES = {
     retinanet: {"classification", "bbox_regression"},
+    retinanet_lite: {"classification", "bbox_regression"},
     mask_rcnn: {"loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness", "loss_rpn_box_reg"},
     cascade_mask_rcnn: {
         *(f"loss_{kind}_{stage}" for kind in ("classifier", "box_reg") for stage in (1, 2, 3)),
@@ -41,7 +45,7 @@ LOSSES = {
 def small(build, *, num_classes=3, name="softpp_micro", **options) -> Detector:
     torch.manual_seed(0)
     options = {"short_side": 96, "long_side": 160, "width": 32, "anchor_sizes": (8, 16, 32, 64, 128)} | options
-    if build is not retinanet:
+    if build not in ONE_STAGE:
         options = {"regions_per_image": 40} | options
     return build(timm.create_model(name, features_only=True), num_classes, **options)
 
@@ -77,6 +81,7 @@ def give_biases(detector):
 # of 1 %, cross-entropies of even ones
 AT_FIRST = {
     retinanet: {"classification": (0.25 * 0.99**2 * math.log(100), 0.1)},
+    retinanet_lite: {"classification": (0.25 * 0.99**2 * math.log(100), 0.1)},
     mask_rcnn: {
         "loss_classifier": (math.log(81), 0.1),
         "loss_objectness": (math.log(2), 0.01),
@@ -159,6 +164,8 @@ def test_a_label_is_the_same_class_in_training_and_in_evaluation(build, label):
         name, layer, outputs = "loss_classifier", parts.roi_heads.box_predictor.cls_score, 4
     else:
         name, layer, outputs = "classification", parts.head.classification_head.cls_logits, 3
+    # the last part of a separable convolution
+    layer = layer[-1] if build is retinanet_lite else layer
     images, targets = batch(4, 4)
     for target in targets:
         target["labels"].fill_(label)
@@ -258,6 +265,17 @@ def test_a_head_with_norm_has_whole_groups():
         small(retinanet, width=36, norm=True)
 
 
+def test_the_light_head_costs_a_tenth_of_retinanets():
+    macs = {}
+    with torch.device("meta"):
+        body = timm.create_model("softpp_tiny", features_only=True)
+        for build in ONE_STAGE:
+            detector = build(body, 80).eval().detector
+            maps = [torch.randn(1, detector.backbone.out_channels, *(side,) * 2) for side in (64, 32, 16, 8, 4)]
+            macs[build] = count_macs(lambda detector=detector, maps=maps: detector.head(maps))
+    assert macs[retinanet_lite] < 0.1 * macs[retinanet]
+
+
 def test_regions_are_pooled_at_the_strides_whatever_the_first_image():
     """65 pixels, padded to 96, are 24 places at stride 4: torchvision would take that for stride 2."""
     detector = small(mask_rcnn, short_side=65, long_side=65, score_threshold=0.0).eval()
@@ -285,7 +303,7 @@ def test_masks_are_pasted_as_torchvision_pastes_them(count):
 
 @pytest.mark.parametrize("build", BUILDERS)
 def test_a_higher_threshold_finds_the_surest_of_the_same_objects(build):
-    if build is retinanet and Version(torchvision.__version__) < Version("0.26"):
+    if build in ONE_STAGE and Version(torchvision.__version__) < Version("0.26"):
         pytest.skip("RetinaNet of torchvision 0.25 finds some other boxes with a higher threshold")
     detector = small(build, score_threshold=0.0, detections_per_image=20).eval()
     image = photo(100, 150)

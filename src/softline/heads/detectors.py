@@ -3,6 +3,7 @@
 Focal Loss for Dense Object Detection, https://arxiv.org/abs/1708.02002
 Mask R-CNN, https://arxiv.org/abs/1703.06870
 Cascade R-CNN: Delving into High Quality Object Detection, https://arxiv.org/abs/1712.00726
+MobileNets, https://arxiv.org/abs/1704.04861, whose separable convolutions `retinanet_lite` has
 
 Differences from torchvision's own detectors:
 
@@ -162,6 +163,44 @@ def retinanet(
     detector.transform = ImageBatches(short_side, long_side, image_mean, image_std)
     _widen_outputs(detector.head.classification_head.cls_logits, detector.head.regression_head.bbox_reg)
     return Detector(detector, num_classes)
+
+
+def retinanet_lite(body: nn.Module, num_classes: int, *, width: int = 128, **options: Any) -> Detector:
+    """RetinaNet whose pyramid and head have separable convolutions and GroupNorm, as light as a linear backbone.
+
+    A separable convolution filters each channel by itself and then mixes the channels of each pixel, as in MobileNets
+    (https://arxiv.org/abs/1704.04861) and SSDLite.
+
+    The arguments are those of `retinanet`, except ``norm``, which is always used.
+    """
+    detector = retinanet(body, num_classes, width=width, norm=True, **options)
+    lite: Any = detector.detector
+    for part in (lite.backbone.fpn.layer_blocks, lite.head):
+        _separate(part)
+    _widen_outputs(lite.head.classification_head.cls_logits, lite.head.regression_head.bbox_reg)
+    return detector
+
+
+def _separate(part: nn.Module) -> None:
+    """Make all 3 x 3 convolutions inside a module separable."""
+    for name, module in list(part.named_children()):
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3):
+            setattr(part, name, _separable(module))
+        else:
+            _separate(module)
+
+
+def _separable(conv: nn.Conv2d) -> nn.Sequential:
+    """Return a separable convolution whose initial outputs have the variance of those of ``conv``."""
+    depthwise = nn.Conv2d(conv.in_channels, conv.in_channels, 3, padding=1, groups=conv.in_channels, bias=False)
+    pointwise = nn.Conv2d(conv.in_channels, conv.out_channels, 1, bias=conv.bias is not None)
+    with torch.no_grad():
+        # each of nine weights has a ninth of the variance 1; conv sums nine times as many products as pointwise
+        depthwise.weight.normal_(std=1 / 3)
+        pointwise.weight.copy_(3 * conv.weight[..., :1, :1])
+        if pointwise.bias is not None and conv.bias is not None:
+            pointwise.bias.copy_(conv.bias)
+    return nn.Sequential(depthwise, pointwise)
 
 
 def mask_rcnn(

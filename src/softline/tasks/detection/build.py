@@ -10,7 +10,7 @@ from softline.data.coco.source import CocoSource
 from softline.engine import distributed
 from softline.engine.machine import check_batch_memory
 from softline.engine.task import Notify, Setup, log
-from softline.heads.detectors import cascade_mask_rcnn, mask_rcnn, retinanet
+from softline.heads.detectors import cascade_mask_rcnn, mask_rcnn, retinanet, retinanet_lite
 from softline.tasks.detection.recipe import DetectionRecipe
 from softline.tasks.detection.task import Detection
 from softline.tasks.images import check_split_classes, corrupt_indices
@@ -18,6 +18,7 @@ from softline.tasks.networks import build_body, channel_statistics, with_head
 
 DETECTORS: Mapping[str, Callable[..., nn.Module]] = {
     "retinanet": retinanet,
+    "retinanet_lite": retinanet_lite,
     "mask_rcnn": mask_rcnn,
     "cascade_mask_rcnn": cascade_mask_rcnn,
 }

@@ -38,7 +38,7 @@ class DetectionData:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorRecipe:
-    name: Literal["retinanet", "mask_rcnn", "cascade_mask_rcnn"]
+    name: Literal["retinanet", "retinanet_lite", "mask_rcnn", "cascade_mask_rcnn"]
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the head: width, anchor_sizes, score_threshold, detections_per_image, and norm (retinanet)
     or regions_per_image (the others)."""
@@ -46,7 +46,7 @@ class DetectorRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionRecipe(Recipe):
-    """Boxes, and masks except with retinanet; ``model`` is the backbone."""
+    """Boxes, and masks except with retinanet and retinanet_lite; ``model`` is the backbone."""
 
     free_keys: ClassVar[frozenset[str]] = Recipe.free_keys | {
         "data.source",
