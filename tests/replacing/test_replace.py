@@ -196,7 +196,7 @@ def test_a_replaced_model_is_saved_copied_compiled_and_exported(name):
         twin = copy.deepcopy(model)
         model(images)
         torch.testing.assert_close(twin(others), expected_others)
-        assert [each.blocks[0].attn.grid.size for each in (model, twin)] == [(4, 4), (3, 5)]
+        assert [each.blocks[0].attn.grid.latest for each in (model, twin)] == [(4, 4), (3, 5)]
 
         file = io.BytesIO()
         torch.save(model, file)
@@ -245,7 +245,7 @@ REFUSED = {
     "dropped weights": (lambda: VisionTransformer(**SMALL, attn_drop_rate=0.2), r"drops attention weights \(0\.2\)"),
     "biases of windows": (
         swin,
-        r"layers\.0\.blocks\.0\.attn cannot be replaced: .* drop_position_bias=True gives it up",
+        r"layers\.0\.blocks\.0\.attn cannot be replaced: .* drop_position_bias .* gives it up",
     ),
     "no attention": (
         lambda: nn.Sequential(nn.Linear(2, 2)),

@@ -1,5 +1,6 @@
 """Attentions of softline that are called as the attention modules of other libraries are."""
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,54 +12,102 @@ from softline.attention import MultiHeadAttention
 from softline.backbones.swin import PositionBiasAttention
 from softline.errors import UserError
 from softline.layers.grid import GridSize
-from softline.replacing.parts import Parts
+from softline.replacing.parts import Parts, joined
 
 # a window that crosses a corner of the map holds tokens from four sides of it
 REGIONS = 4
 
 
 class Grid:
-    """The grid of patches of the images that a model has last been given."""
+    """The grids of patches of the images that a model has been given, by their number of patches.
 
-    def __init__(self) -> None:
-        self.size: GridSize | None = None
+    Each thread has its own, so that several can run one model. Activations that are recomputed in the backward pass, by
+    whichever thread, take the latest grid with their number of patches: two shapes with equally many patches cannot
+    both be recomputed in one backward pass.
+
+    fixed: the only grid; None learns them from a patch embedding.
+    """
+
+    def __init__(self, fixed: GridSize | None = None) -> None:
+        self.fixed = fixed
+        self.latest: GridSize | None = None
+        self.sizes: dict[tuple[int | None, int], GridSize] = {}
+        """By thread, or None for any, and number of patches."""
 
     def note(self, module: nn.Module, arguments: Any, maps: Tensor) -> None:
         """Read the grid off the maps [B, C, H, W] of a patch embedding; a forward hook of its convolution."""
-        self.size = (maps.shape[-2], maps.shape[-1])
+        self.latest = size = (maps.shape[-2], maps.shape[-1])
+        if not torch.compiler.is_compiling():
+            for thread in (None, threading.get_ident()):
+                self.sizes[thread, size[0] * size[1]] = size
+
+    def size(self, patches: int) -> GridSize | None:
+        """Return the grid that has this many patches; None if none is known."""
+        if self.fixed is not None:
+            return self.fixed
+        if torch.compiler.is_compiling():
+            # a graph holds the patch embedding and all that follows it, and sizes may be symbols
+            return self.latest
+        return self.sizes.get((threading.get_ident(), patches)) or self.sizes.get((None, patches))
 
 
 class Rotation:
-    """The position embedding that a block has last been given."""
+    """The position embedding that a block has last been given, for graphs, which cannot hold a `RotatedGrid`."""
 
     def __init__(self) -> None:
         self.embedding: Tensor | None = None
 
 
-class HostedCore(nn.Module):
-    """Normalises and rotates queries and keys as their model does, before the attention's own core sees them."""
+class RotatedGrid(tuple[int, int]):
+    """A grid together with the position embedding by which queries and keys are rotated.
 
-    def __init__(self, core: nn.Module, parts: Parts, num_prefix_tokens: int, rotation: Rotation) -> None:
+    So what one call was given stays with it, whatever other threads and later calls are given.
+    """
+
+    rope: Tensor
+
+    def __new__(cls, size: GridSize, rope: Tensor) -> "RotatedGrid":
+        grid = super().__new__(cls, size)
+        grid.rope = rope
+        return grid
+
+
+class HostedCore(nn.Module):
+    """Normalises and rotates queries and keys as their model does, before the attention's own core sees them.
+
+    has_keys: False if keys are queries.
+    """
+
+    def __init__(
+        self, core: nn.Module, parts: Parts, num_prefix_tokens: int, rotation: Rotation, *, has_keys: bool
+    ) -> None:
         super().__init__()
         self.core = core
-        self.q_norm, self.k_norm = parts.q_norm, parts.k_norm
-        self.num_prefix_tokens = num_prefix_tokens
-        self.rotate_half = parts.rotate_half
         # no attribute of its own: torch.export refuses modules to which a tensor is assigned
         self.rotation = rotation
+        self.q_norm = parts.q_norm
+        # DDP waits for the gradient of every parameter
+        self.k_norm = parts.k_norm if has_keys else None
+        self.num_prefix_tokens = num_prefix_tokens
+        self.rotates, self.rotate_half = parts.rotates, parts.rotate_half
 
     def forward(self, q: Tensor, k: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> Any:
-        queries = self._placed(q, self.q_norm)
+        if torch.compiler.is_compiling():
+            rope = self.rotation.embedding
+        else:
+            rope = grid_size.rope if isinstance(grid_size, RotatedGrid) else None
+        queries = self._placed(q, self.q_norm, rope)
         # attentions with one projection for both have one tensor for both
-        return self.core(queries, queries if k is q else self._placed(k, self.k_norm), grid_size, key_mask)
+        keys = queries if k is q else self._placed(k, self.k_norm, rope)
+        return self.core(queries, keys, grid_size, key_mask)
 
-    def _placed(self, x: Tensor, norm: nn.Module | None) -> Tensor:
-        embedding, prefix = self.rotation.embedding, self.num_prefix_tokens
+    def _placed(self, x: Tensor, norm: nn.Module | None, rope: Tensor | None) -> Tensor:
+        prefix = self.num_prefix_tokens
         if norm is not None:
             x = norm(x)
-        if embedding is None:
+        if rope is None:
             return x
-        rotated = apply_rot_embed_cat(x[:, :, prefix:], embedding, half=self.rotate_half)
+        rotated = apply_rot_embed_cat(x[:, :, prefix:], rope, half=self.rotate_half)
         return torch.cat([x[:, :, :prefix], rotated], dim=2).to(x.dtype)
 
 
@@ -81,8 +130,8 @@ class HostedAttention(nn.Module):
         attention = self.attention
         if attention.qkv.out_features != 3 * attention.qkv.in_features:
             raise UserError(f"{self.name} attention has one projection for queries and keys")
-        qkv, heads = attention.qkv, attention.num_heads
-        return Parts(heads, qkv.weight, qkv.bias, attention.proj, self.dropout, self.proj_drop)
+        weight, bias = joined(attention.qkv)
+        return Parts(attention.num_heads, weight, bias, attention.proj, self.dropout, self.proj_drop)
 
     def extra_repr(self) -> str:
         return self.name
@@ -110,24 +159,37 @@ class HostedTokens(HostedAttention):
         self.grid = grid
         self.rotation = Rotation()
         if parts.rotates or parts.q_norm is not None or parts.k_norm is not None:
-            attention.core = HostedCore(attention.core, parts, attention.num_prefix_tokens, self.rotation)
+            has_keys = attention.qkv.out_features == 3 * attention.qkv.in_features
+            attention.core = HostedCore(
+                attention.core, parts, attention.num_prefix_tokens, self.rotation, has_keys=has_keys
+            )
 
     def forward(self, x: Tensor, *, rope: Tensor | None = None, **others: Any) -> Tensor:
         # masks and biases
         self._refuse(others)
-        self.rotation.embedding = rope
-        return self._run(x, self._grid_size())
+        grid_size = self._grid_size(x)
+        if torch.compiler.is_compiling():
+            self.rotation.embedding = rope
+        elif rope is not None:
+            grid_size = RotatedGrid(grid_size, rope)
+        return self._run(x, grid_size)
 
     def parts(self) -> Parts:
         parts, core = super().parts(), self.attention.core
         if not isinstance(core, HostedCore):
             return parts
-        return parts._replace(q_norm=core.q_norm, k_norm=core.k_norm, rotates=True, rotate_half=core.rotate_half)
+        taken = {key: getattr(core, key) for key in ("q_norm", "k_norm", "rotates", "rotate_half")}
+        return parts._replace(**taken)
 
-    def _grid_size(self) -> GridSize:
-        if self.grid.size is None:
-            raise UserError(f"{self.name} attention needs the grid of the image: run the model, not a part of it")
-        return self.grid.size
+    def _grid_size(self, x: Tensor) -> GridSize:
+        patches = x.shape[1] - self.attention.num_prefix_tokens
+        size = self.grid.size(patches)
+        if size is None:
+            raise UserError(
+                f"{self.name} attention needs the grid of the image, and none with {patches} patches is known: run the "
+                "model, not a part of it; if its patch embedding has been changed, replace the attention again"
+            )
+        return size
 
 
 class HostedMultihead(HostedTokens):
@@ -139,7 +201,7 @@ class HostedMultihead(HostedTokens):
         self._refuse({**others, "need_weights": need_weights})
         if key is not query or value is not query:
             raise UserError(f"{self.name} attention is self-attention: queries, keys and values come from one tensor")
-        return self._run(query, self._grid_size()), None
+        return self._run(query, self._grid_size(query)), None
 
 
 class HostedTransformers(HostedTokens):
@@ -149,7 +211,7 @@ class HostedTransformers(HostedTokens):
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **others: Any
     ) -> tuple[Tensor, None]:
         self._refuse({"attention_mask": attention_mask, "output_attentions": others.get("output_attentions")})
-        return self._run(hidden_states, self._grid_size()), None
+        return self._run(hidden_states, self._grid_size(hidden_states)), None
 
 
 class HostedMap(HostedAttention):

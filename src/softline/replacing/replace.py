@@ -1,9 +1,11 @@
 """Replace the attention of vision transformers by softline's, and keep everything else."""
 
+import operator
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar, get_args
 
 import torch
 from timm.layers import AttentionRope
@@ -12,10 +14,11 @@ from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionTransformer
 
 from softline.attention import ATTENTIONS, MultiHeadAttention, create_attention
+from softline.attention.registry import option_names
 from softline.backbones.swin import PositionBiasAttention
 from softline.checks import check_option
 from softline.errors import UserError
-from softline.layers.grid import GridSize
+from softline.layers.grid import GridSize, as_pair
 from softline.replacing.hosted import (
     Grid,
     HostedAttention,
@@ -33,6 +36,9 @@ from softline.replacing.parts import (
     transformers_parts,
     window_parts,
 )
+
+# EfficientAttention, WindowAttn, ...
+ATTENTION_NAME = re.compile(r"Attention|Attn")
 
 M = TypeVar("M", bound=nn.Module)
 Queries = Literal["mean", "query", "key", "random"]
@@ -80,6 +86,7 @@ class Place(NamedTuple):
     """An attention module in a model."""
 
     name: str
+    module: nn.Module
     block: int
     """Index of its block in its transformer."""
     transformer: nn.Module
@@ -109,8 +116,10 @@ def replace_attention(
     drop_position_bias: give up Swin's bias for each pair of positions, which only softmax attention can have; otherwise
         Swin is refused for other attentions.
     """
-    check_option("attention", attention, ATTENTIONS)
+    _check_options(attention, options)
     check_option("queries", queries, get_args(Queries))
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model must be a torch.nn.Module, got a {type(model).__name__}")
     places = list(_places(model))
     if not places:
         raise UserError(
@@ -118,12 +127,13 @@ def replace_attention(
         )
     chosen = places if layers is None else _choose(places, [layers] if isinstance(layers, (int, str)) else layers)
     grids = {place.transformer: _known_grid(place.transformer) or Grid() for place in chosen}
-    made = {}
+    # blocks that share an attention share the new one
+    made: dict[nn.Module, HostedAttention] = {}
     for place in chosen:
         try:
             _check_transformer(place.transformer)
-            made[place.name] = _replacement(
-                model.get_submodule(place.name),
+            made[place.module] = made.get(place.module) or _replacement(
+                place.module,
                 attention,
                 dict(options or {}),
                 num_prefix_tokens=_num_prefix_tokens(place.transformer),
@@ -135,17 +145,36 @@ def replace_attention(
             raise UserError(f"the attention {place.name} cannot be replaced: {error}") from error
     # nothing fails from here on
     for place in chosen:
-        grid = grids[place.transformer]
-        if place.family.patches is not None and _known_grid(place.transformer) is None:
-            place.family.patches(place.transformer).register_forward_hook(grid.note)
+        _follow(place, grids[place.transformer])
         parent, _, attribute = place.name.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, made[place.name])
+        setattr(model.get_submodule(parent), attribute, made[place.module])
     return model
+
+
+def _check_options(attention: str, options: Mapping[str, Any] | None) -> None:
+    check_option("attention", attention, ATTENTIONS)
+    if options is not None and not isinstance(options, Mapping):
+        raise UserError(f"options must be a dictionary, got a {type(options).__name__}")
+    known = option_names(attention)
+    for option in options or ():
+        # whether there is a bias is inherited; the attention of another package may have any option
+        if option == "qkv_bias" or (known is not None and option not in known):
+            listed = ", ".join(name for name in known or () if name != "qkv_bias") or "none"
+            raise UserError(f"{attention} attention has the options {listed}; got {option!r}")
+
+
+def _follow(place: Place, grid: Grid) -> None:
+    """Let the patch embedding of a transformer tell the grid of its images."""
+    if place.family.patches is None:
+        return
+    patches = place.family.patches(place.transformer)
+    if all(getattr(hook, "__self__", None) is not grid for hook in patches._forward_hooks.values()):
+        patches.register_forward_hook(grid.note)
 
 
 def replaceable(model: nn.Module) -> dict[str, nn.Module]:
     """Return the attention modules of a model that `replace_attention` knows, by their names, in its order."""
-    return {place.name: model.get_submodule(place.name) for place in _places(model)}
+    return {place.name: place.module for place in _places(model)}
 
 
 def replaced_attention(model: nn.Module) -> dict[str, HostedAttention]:
@@ -162,15 +191,25 @@ def transformer_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _places(model: nn.Module) -> Iterator[Place]:
-    """Find the attention modules of the transformers in a model."""
+    """Find the attention modules of the transformers in a model, and those in their blocks that are not known."""
     kinds, families = _known_to_transformers()
     names = {module: name for name, module in model.named_modules()}
     for transformer in list(names):
         family = next((families[kind] for kind in families if isinstance(transformer, kind)), None)
-        for index, block in enumerate([] if family is None else family.blocks(transformer)):
-            for module in block.modules():
-                if family is not None and isinstance(module, (HostedAttention, *kinds)):
-                    yield Place(names[module], index, transformer, family)
+        if family is None:
+            continue
+        for index, block in enumerate(family.blocks(transformer)):
+            inside = dict(block.named_modules(prefix=names[block], remove_duplicate=False))
+            known: Any = (HostedAttention, *kinds)
+            found: dict[str, nn.Module] = {name: part for name, part in inside.items() if isinstance(part, known)}
+            for name, part in (found or _unknown(inside)).items():
+                yield Place(name, part, index, transformer, family)
+
+
+def _unknown(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the modules that seem to be an attention, without their parts."""
+    named = {name: module for name, module in modules.items() if ATTENTION_NAME.search(type(module).__name__)}
+    return {name: module for name, module in named.items() if not any(name.startswith(f"{other}.") for other in named)}
 
 
 def _known_to_transformers() -> tuple[dict[type[nn.Module], Kind], dict[type[nn.Module], Family]]:
@@ -197,7 +236,12 @@ def _replacement(
         parts, hosted = old.parts(), type(old)
     else:
         kinds, _ = _known_to_transformers()
-        read, hosted = next(kinds[kind] for kind in kinds if isinstance(old, kind))
+        # a subclass may compute something else
+        if type(old) not in kinds:
+            raise UserError(
+                f"it is of class {type(old).__name__}, which softline does not know. It supports {SUPPORTED}"
+            )
+        read, hosted = kinds[type(old)]
         parts = read(old)
     new: MultiHeadAttention | PositionBiasAttention
     if parts.position_bias is not None and name == "softmax":
@@ -205,8 +249,8 @@ def _replacement(
     else:
         if parts.position_bias is not None and not drop_position_bias:
             raise UserError(
-                f"it adds a bias for each pair of positions, which {name} attention cannot have; "
-                "drop_position_bias=True gives it up"
+                f"it adds a bias for each pair of positions, which {name} attention cannot have; drop_position_bias "
+                "(--drop-position-bias of softline linearize) gives it up"
             )
         new = _without_position_bias(name, parts, options, num_prefix_tokens)
     _inherit(new, parts, queries)
@@ -223,15 +267,16 @@ def attention_layer(
     grid_size: rows and columns of the patches of all images; `replace_attention` follows images of any size.
     num_prefix_tokens: tokens before those of the patches, such as a class token.
     """
-    grid = Grid()
-    grid.size = grid_size
+    _check_options(attention, options)
+    grid = Grid(as_pair("grid_size", grid_size))
 
-    class AttentionLayer(HostedTokens):
-        def __init__(self, dim: int, num_heads: int = 8, **given: Any) -> None:
+    class AttentionLayer(nn.Module):
+        # timm asks for a class; what it makes is one that can be pickled
+        def __new__(cls, dim: int, num_heads: int = 8, **given: Any) -> HostedTokens:  # type: ignore[misc]
             parts = token_parts(vision_transformer.Attention(dim, num_heads, **given))
             new = _without_position_bias(attention, parts, dict(options), num_prefix_tokens)
             _inherit(new, parts, "query")
-            super().__init__(new, attention, parts, grid)
+            return HostedTokens(new, attention, parts, grid)
 
     return AttentionLayer
 
@@ -281,27 +326,42 @@ def _inherit(new: MultiHeadAttention | PositionBiasAttention, parts: Parts, quer
             q, k, v = values.detach().chunk(3)
             own = getattr(qkv, name).detach()[: len(q)]
             first = {"mean": (q + k) / 2, "query": q, "key": k, "random": own}[queries]
-            setattr(qkv, name, nn.Parameter(torch.cat([first, v])))
+            setattr(qkv, name, nn.Parameter(torch.cat([first, v]), values.requires_grad))
+        elif isinstance(values, nn.Parameter):
+            # it stays the one that an optimizer may know
+            setattr(qkv, name, values)
         else:
-            # a parameter stays the one that an optimizer may know
-            setattr(qkv, name, values if isinstance(values, nn.Parameter) else nn.Parameter(values.detach().clone()))
+            setattr(qkv, name, nn.Parameter(values.detach().clone(), values.requires_grad))
 
 
 def _choose(places: Sequence[Place], layers: Sequence[int | str]) -> list[Place]:
     """Return the places that any of the indices or patterns means, in the order of the model."""
-    count = max(place.block for place in places) + 1
+    if not layers:
+        raise UserError("layers must name at least one block; None replaces the attention of all")
+    counts: dict[nn.Module, int] = {}
+    for place in places:
+        counts[place.transformer] = max(counts.get(place.transformer, 0), place.block + 1)
+    count = max(counts.values())
     wanted: set[str] = set()
     for layer in layers:
         if isinstance(layer, str):
             found = {place.name for place in places if fnmatchcase(place.name, layer)}
             rule = f"a pattern of names such as {places[0].name}"
         else:
-            found = {place.name for place in places if place.block == (layer if layer >= 0 else layer + count)}
+            if not hasattr(layer, "__index__"):
+                raise UserError(f"layers must be indices of blocks or patterns, got {layer!r}")
+            found = {place.name for place in places if place.block == _index_of(layer, counts[place.transformer])}
             rule = f"an index from {-count} to {count - 1}"
         if not found:
             raise UserError(f"layers must be indices of blocks or patterns: {layer!r} is not {rule}")
         wanted |= found
     return [place for place in places if place.name in wanted]
+
+
+def _index_of(layer: SupportsIndex, count: int) -> int:
+    """Return the index of a block from the first; negative ones count from the last of ``count``."""
+    index = operator.index(layer)
+    return index if index >= 0 else index + count
 
 
 def _check_transformer(transformer: Any) -> None:
@@ -323,10 +383,13 @@ def _num_prefix_tokens(transformer: Any) -> int:
 def _known_grid(transformer: nn.Module) -> Grid | None:
     """Return the grid that an earlier replacement follows."""
     hosted = (module for module in transformer.modules() if isinstance(module, HostedTokens))
-    return next((module.grid for module in hosted), None)
+    return next((module.grid for module in hosted if module.grid.fixed is None), None)
 
 
 def _kinds(model: nn.Module) -> str:
     """Name the attention modules that a model has, by their classes."""
-    found = sorted({type(module).__name__ for module in model.modules() if "Attention" in type(module).__name__})
-    return f" ({', '.join(found)})" if found else ""
+    found = {type(module).__name__ for module in model.modules()}
+    kinds = sorted(name for name in found if ATTENTION_NAME.search(name)) or sorted(
+        name for name in found if name.endswith("Block")
+    )
+    return f" ({', '.join(kinds)})" if kinds else ""
