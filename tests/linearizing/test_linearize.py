@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import timm
@@ -6,7 +7,7 @@ import torch
 from timm.models import save_for_hf
 
 import softline
-from softline.engine.checkpoint import load_checkpoint
+from softline.engine.checkpoint import load_checkpoint, save_checkpoint
 from softline.engine.events import Notice, Stepped
 from softline.errors import UserError
 from softline.linearizing.cost import measure_cost
@@ -14,6 +15,7 @@ from softline.linearizing.measuring import LayerEffect, only, worst
 from softline.linearizing.plan import Plan, open_original
 from softline.linearizing.work import Linearized
 from softline.replacing.hosted import HostedAttention
+from softline.tasks.linearization.build import open_teacher, weights_digest
 from softline.tasks.loading import load_trained
 from tests.engine.small import small_recipe, write_images
 from tests.tasks.small_vit import STAGES, stage_recipe, train_teacher
@@ -242,3 +244,118 @@ def test_what_cannot_be_linearised_is_refused(root, result, tmp_path):
     with pytest.raises(UserError, match="It supports timm's VisionTransformer"):
         softline.linearize(str(own), "linear", data=f"{tmp_path}/data", output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def other(root):
+    """A teacher with the same architecture and other weights, and its directory."""
+    place = root / "other"
+    shutil.copytree(root / "teacher", place)
+    content = load_checkpoint(place / "last.pt")
+    content["state_dict"] = {name: 1.1 * value for name, value in content["state_dict"].items()}
+    save_checkpoint(place / "last.pt", content)
+    return place
+
+
+def test_a_directory_of_another_teacher_is_refused_before_anything_is_measured(root, other):
+    run(root, "mine", stages=("transfer",), sizes=(16,))
+    heard = []
+    for stages in (("transfer",), ("finetune",)):
+        with pytest.raises(UserError, match=r"transfer/last\.pt has learned from another model than .*other/last\.pt"):
+            softline.linearize(
+                other / "last.pt",
+                "inline",
+                data=root / "data",
+                output=root / "mine",
+                stages=stages,
+                cost_sizes=(),
+                overrides=STAGES,
+                progress=lambda *event: heard.append(event),
+            )
+    assert not [event for stage, event in heard if isinstance(event, Notice) and not event.routine]
+
+
+def test_a_teacher_may_move_but_not_change(root, other):
+    recipe = stage_recipe(root, "transfer")
+    digest = weights_digest(open_original(f"{root}/teacher/last.pt").model)
+    known = recipe.replace(teacher_digest=digest)
+    assert open_teacher(known).classes == ("dark", "light")
+    with pytest.raises(UserError, match=r"the weights of teacher .*other/last\.pt are not those of teacher_digest"):
+        open_teacher(known.replace(teacher=f"{other}/last.pt"))
+
+
+def test_only_a_transfer_of_the_same_attention_is_fine_tuned(root):
+    run(root, "kinds", "linear", stages=("transfer",), sizes=(16,))
+    for attention, options in (("efficient", {}), ("linear", {"feature_map": "relu"})):
+        with pytest.raises(UserError, match=r"cannot be fine-tuned: .* differs in model\.replace"):
+            run(root, "kinds", attention, stages=("finetune",), options=options)
+
+
+def test_changed_options_are_refused_before_anything_is_measured(root):
+    run(root, "options", stages=("transfer",), sizes=(16,))
+    heard = []
+    with pytest.raises(UserError, match=r"cannot continue: .* differs in optimizer\.lr"):
+        run(
+            root,
+            "options",
+            stages=("transfer",),
+            overrides=(*STAGES, "--optimizer.lr=3e-3"),
+            progress=lambda *event: heard.append(event),
+        )
+    assert heard == []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("--teacher=x.pt", "teacher follows from source"),
+        ("--model.checkpoint=x.pt", r"model\.checkpoint follows from source"),
+        ("--model.replace.attention=linear", r"model\.replace follows from attention"),
+        ("--finetune.model.replace.queries=key", "follows from attention, layers, options, queries"),
+        ("--stage=finetune", "stage follows from stages"),
+        ("--transfer.output=zzz", "output follows from output"),
+        ("--data.image_size=64", r"data\.image_size follows from image_size"),
+    ],
+)
+def test_overrides_do_not_contradict_the_arguments(root, override, message):
+    with pytest.raises(UserError, match=f"cannot be set: .*{message}"):
+        run(root, "never", overrides=(*STAGES, override))
+    assert not (root / "never").exists()
+
+
+def test_options_of_a_stage_that_is_not_run_are_refused(root):
+    with pytest.raises(UserError, match=r"--finetune\.adapters is for the stage finetune, and the stages are transfer"):
+        run(root, "never", stages=("transfer",), overrides=("--finetune.adapters", "4"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sizes": (0,)}, "sizes must be at least 1, got 0"),
+        ({"cost_sizes": (-3,)}, "cost_sizes must be at least 1, got -3"),
+        ({"overrides": (*STAGES, "--finetune.batch_size=64")}, r"batch_size \(64\) of finetune must be at most"),
+        ({"layers": ()}, "layers must name at least one block"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_measured(root, options, message):
+    heard = []
+    with pytest.raises(UserError, match=message):
+        run(root, "never", progress=lambda *event: heard.append(event), **options)
+    assert heard == []
+
+
+def test_an_option_of_the_model_can_make_it_replaceable(root):
+    recipe = load_checkpoint(root / "teacher/last.pt")
+    recipe["recipe"]["model"]["options"]["attn_drop_rate"] = 0.1
+    save_checkpoint(root / "dropping.pt", recipe)
+    arguments = {"data": f"{root}/data", "output": root / "dropping", "sizes": (16,), "cost_sizes": ()}
+    with pytest.raises(UserError, match="it drops attention weights"):
+        softline.linearize(root / "dropping.pt", "inline", **arguments)
+    result = softline.linearize(
+        root / "dropping.pt",
+        "inline",
+        **arguments,
+        stages=("transfer",),
+        overrides=(*STAGES, "--model.options.attn_drop_rate=0"),
+    )
+    assert result.steps[-1].name == "transferred"

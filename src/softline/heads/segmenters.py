@@ -183,7 +183,8 @@ class ProjectedSum(nn.Module):
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """Maps at strides 4, 8, 16 and 32, the last four of ``features`` -> [B, channels, H / 4, W / 4]."""
-        projections, (fuse, *rest) = self.decoder.mlp_stage, self.decoder.fuse_stage
+        decoder: Any = self.decoder
+        projections, (fuse, *rest) = decoder.mlp_stage, decoder.fuse_stage
         # the decoder starts with the coarsest stage
         stages = features[: -len(projections) - 1 : -1]
         parts = fuse.weight[..., 0, 0].chunk(len(projections), dim=1)

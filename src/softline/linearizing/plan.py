@@ -1,10 +1,12 @@
 """What is to be linearised, and the recipes of its stages."""
 
-import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
+
+import torch
 
 from softline.attention import ATTENTIONS
 from softline.checks import check_integer, check_option
@@ -15,9 +17,16 @@ from softline.replacing.replace import Queries, replaceable, replaced_attention
 from softline.tasks.classification.trained import Classifier
 from softline.tasks.linearization.recipe import LinearizationRecipe, Stage
 from softline.tasks.loading import load_trained
-from softline.tasks.networks import put_attention
+from softline.tasks.networks import build_model, put_attention
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
+# keys of the recipes that the plan itself sets, and its fields
+FIXED = {
+    **{"task": "nothing", "base": "nothing", "stage": "stages", "output": "output", "labelled": "labelled"},
+    **{"teacher": "source", "teacher_digest": "source", "model.name": "source", "model.checkpoint": "source"},
+    **{"model.pretrained": "source", "model.replace": "attention, layers, options, queries and drop_position_bias"},
+    **{"data.source": "data", "data.root": "root", "data.image_size": "image_size"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +56,21 @@ class Plan:
             raise UserError(f"stages must name at least one of {', '.join(STAGES)}")
         if self.softmax_layers is not None:
             check_integer("softmax_layers", self.softmax_layers, 0)
+        if self.image_size is not None:
+            check_integer("image_size", self.image_size, 1)
+        for text in self.overrides:
+            if text.startswith("--"):
+                self._check_override(text[2:].partition("=")[0])
+
+    def _check_override(self, text: str) -> None:
+        """Refuse a key that would contradict the plan, or that no stage reads."""
+        owner, _, rest = text.partition(".")
+        key = rest if owner in STAGES else text
+        if owner in STAGES and owner not in self.stages:
+            raise UserError(f"--{text} is for the stage {owner}, and the stages are {', '.join(self.stages)}")
+        for fixed, field_name in FIXED.items():
+            if key == fixed or key.startswith(f"{fixed}."):
+                raise UserError(f"--{text} cannot be set: {fixed} follows from {field_name}")
 
     def replacement(self, layers: Sequence[int | str] | None) -> ReplaceRecipe:
         """Return the replacement of these layers."""
@@ -59,12 +83,19 @@ class Plan:
         )
 
     def recipe(
-        self, stage: Stage, original: Classifier, *, start: Path | None, layers: Sequence[str]
+        self,
+        stage: Stage,
+        original: Classifier,
+        *,
+        start: Path | None = None,
+        layers: Sequence[int | str] | None,
+        digest: str | None = None,
     ) -> LinearizationRecipe:
         """Return the recipe of a stage.
 
         start: the checkpoint whose weights it starts from; None starts from those of the original.
-        layers: names of the attention modules that are replaced.
+        layers: attention modules that are replaced; None is all.
+        digest: of the original's weights.
         """
         own = original.architecture
         # the size is that of the images
@@ -74,6 +105,7 @@ class Plan:
         changes: dict[str, Any] = {
             "output": str(self.output / stage),
             "teacher": self.source,
+            "teacher_digest": digest,
             "labelled": self.labelled,
             "model": {"name": own.name, "options": options, "replace": asdict(self.replacement(layers))},
             "data": {"source": self.data, "root": self.root, **settings, **size},
@@ -115,7 +147,11 @@ def open_original(source: str) -> Classifier:
 
 def chosen_layers(plan: Plan, original: Classifier) -> list[str]:
     """Return the names of the attention modules that ``layers`` means; refuse what cannot be replaced."""
-    trial = copy.deepcopy(original.model)
+    # overrides may change options of the model, such as a dropout that the new attention cannot have
+    model = plan.recipe(plan.stages[0], original, layers=plan.layers).model
+    network: Any = original.model
+    with torch.device("meta"):
+        trial = build_model(dataclasses.replace(model, replace=None), network.num_classes)
     put_attention(trial, plan.replacement(plan.layers))
     chosen = list(replaced_attention(trial))
     kept = len(replaceable(trial)) - len(chosen)

@@ -11,10 +11,12 @@ from typing import Any, TypeAlias
 from accelerate.utils import set_seed
 from torch import nn
 
+from softline.checks import check_integer
+from softline.data.images import ImageStream
 from softline.engine import distributed
 from softline.engine.checkpoint import LAST, load_checkpoint, save_checkpoint
 from softline.engine.events import Evaluating, Event, Notice
-from softline.engine.reading import read_recipe, to_dict
+from softline.engine.reading import differing_keys, read_recipe, to_dict
 from softline.engine.train import train_to_the_end
 from softline.engine.trained import Evaluator
 from softline.errors import UserError
@@ -28,7 +30,7 @@ from softline.measure.measuring import Row
 from softline.plain import check_entries, read_json
 from softline.replacing.replace import replaceable, replaced_attention
 from softline.tasks.classification.trained import Classifier
-from softline.tasks.linearization.build import student
+from softline.tasks.linearization.build import student, weights_digest
 from softline.tasks.linearization.recipe import LinearizationRecipe, Stage
 
 MIXED = "mixed.pt"
@@ -119,14 +121,19 @@ def carry_out(
     plan: Plan, *, sizes: Sequence[int] | None, cost_sizes: Sequence[int], progress: NotifyStage
 ) -> Linearized:
     """Do what a plan says; see `softline.linearize`."""
+    for name, given in (("sizes", sizes or ()), ("cost_sizes", cost_sizes)):
+        for size in given:
+            check_integer(name, size, 1)
     original = open_original(plan.source)
+    # before its position embeddings are adapted to other images
+    digest = weights_digest(original.model)
     if plan.image_size is not None:
         original.resize(plan.image_size)
     accelerator = distributed.start(device="auto")
     if not accelerator.is_main_process:
         progress = _silent
     evaluator = Evaluator(accelerator, progress=lambda done, total: progress("measure", Evaluating(done, total)))
-    work = _Work(plan, original, sizes, evaluator, progress)
+    work = _Work(plan, original, digest, sizes, evaluator, progress)
     held = hold_directory(plan.output, notify=lambda text: progress("measure", Notice(text)))
     with distributed.in_first_process(held):
         result = work.run(cost_sizes)
@@ -146,14 +153,17 @@ class _Work:
         self,
         plan: Plan,
         original: Classifier,
+        digest: str,
         sizes: Sequence[int] | None,
         evaluator: Evaluator,
         progress: NotifyStage,
     ) -> None:
-        self.plan, self.original, self.layers = plan, original, chosen_layers(plan, original)
+        self.plan, self.original, self.digest = plan, original, digest
+        self.layers = chosen_layers(plan, original)
         self.evaluator, self.progress = evaluator, progress
         self.start: Path | None = None
         """Weights that the next stage starts from."""
+        self.transferred = plan.output / "transfer" / LAST
         # those of both stages, so that a mistake in either is found before the first
         self.recipes = {stage: self._recipe(stage) for stage in plan.stages}
         self.first = next(iter(self.recipes.values()))
@@ -162,18 +172,17 @@ class _Work:
         self.steps: list[ModelStep] = []
         self.effects: tuple[LayerEffect, ...] = ()
         self.images = 0
+        self._check_before_measuring()
 
     def run(self, cost_sizes: Sequence[int]) -> Linearized:
         plan = self.plan
         self._measure("original", self.original.model, None)
         self._measure("replaced", self._inheriting(self.first), None)
-        transferred = plan.output / "transfer" / LAST
         if "transfer" in plan.stages:
             self.start = self._train("transfer")
             self._measure("transferred", self._load(self.start), self.start)
-        elif transferred.exists():
-            self._count(transferred)
-            self.start = transferred
+        elif self.transferred.exists():
+            self.start = self.transferred
         if plan.softmax_layers is not None:
             self._mix(plan.softmax_layers)
         if "finetune" in plan.stages:
@@ -182,7 +191,44 @@ class _Work:
         return self._result(cost_sizes)
 
     def _recipe(self, stage: Stage) -> LinearizationRecipe:
-        return self.plan.recipe(stage, self.original, start=self.start, layers=self.layers)
+        return self.plan.recipe(stage, self.original, start=self.start, layers=self.layers, digest=self.digest)
+
+    def _check_before_measuring(self) -> None:
+        """Refuse what would end a stage after minutes of other work."""
+        images = self.judge.sources[self.first.data.train_split]
+        for stage, recipe in self.recipes.items():
+            if not isinstance(images, ImageStream) and recipe.batch_size > len(images):
+                raise UserError(
+                    f"batch_size ({recipe.batch_size}) of {stage} must be at most the number of training images "
+                    f"({len(images)})"
+                )
+            path = Path(recipe.output) / LAST
+            # which layers are replaced is not known yet
+            mixes = stage == "finetune" and self.plan.softmax_layers is not None
+            if path.exists() and not mixes:
+                self._compare(path, recipe, "continue")
+        if "transfer" not in self.plan.stages and self.transferred.exists():
+            self._take_over(self.transferred)
+
+    def _compare(self, path: Path, recipe: LinearizationRecipe, purpose: str, *, about: str = "") -> dict[str, Any]:
+        """Refuse the checkpoint of another linearisation; return its content.
+
+        about: the start of the keys that have to be the same.
+        """
+        content = load_checkpoint(path)
+        changed = [
+            key
+            for key in differing_keys(read_recipe(content["recipe"], where=str(path)), recipe)
+            if key.startswith(about) or key == "teacher_digest"
+        ]
+        if "teacher_digest" in changed:
+            raise UserError(f"{path} has learned from another model than {self.plan.source}: name another directory")
+        if changed:
+            raise UserError(
+                f"{path} cannot {purpose}: it was trained by another recipe, which differs in {', '.join(changed)}; "
+                "name another directory"
+            )
+        return content
 
     def _train(self, stage: Stage) -> Path:
         recipe = self.recipes[stage] = self._recipe(stage)
@@ -190,10 +236,15 @@ class _Work:
         self.images += result.step * recipe.batch_size
         return result.output / LAST
 
-    def _count(self, transferred: Path) -> None:
-        """Count the images of an earlier transfer."""
-        content = load_checkpoint(transferred)
-        self.images += content["step"] * read_recipe(content["recipe"], where=str(transferred)).batch_size
+    def _take_over(self, transferred: Path) -> None:
+        """Check that an earlier transfer is one of the same layers and attention, and count its images."""
+        planned = self.plan.recipe("transfer", self.original, layers=self.layers, digest=self.digest)
+        content = self._compare(transferred, planned, "be fine-tuned", about="model.")
+        recipe = read_recipe(content["recipe"], where=str(transferred))
+        if content["epoch"] < int(recipe.schedule.epochs):
+            done = f"{content['epoch']} of {recipe.schedule.epochs:g} epochs"
+            self.progress("measure", Notice(f"{transferred} is fine-tuned as it is, after {done}"))
+        self.images += content["step"] * recipe.batch_size
 
     # between the stages
 

@@ -2,8 +2,10 @@
 
 import copy
 import dataclasses
+import hashlib
 from typing import Any
 
+import torch
 from torch import nn
 
 from softline.data.images import ImageSource, ImageStream, open_source
@@ -49,9 +51,21 @@ def open_teacher(recipe: LinearizationRecipe) -> Classifier:
     teacher = load_trained(recipe.teacher)
     if not isinstance(teacher, Classifier):
         raise UserError(f"teacher must be a classifier of images; {recipe.teacher} is {teacher.kind}")
+    if recipe.teacher_digest not in (None, weights_digest(teacher.model)):
+        raise UserError(f"the weights of teacher {recipe.teacher} are not those of teacher_digest")
     if recipe.data.image_size is not None:
         teacher.resize(recipe.data.image_size)
     return teacher
+
+
+def weights_digest(network: nn.Module) -> str:
+    """Return a SHA-256 of the names and values of a network's weights, at the size that it was trained for."""
+    digest = hashlib.sha256()
+    for name, value in network.state_dict().items():
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        # numpy has no bfloat16
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def student(recipe: LinearizationRecipe, teacher: nn.Module, num_classes: int) -> nn.Module:

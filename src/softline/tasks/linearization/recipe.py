@@ -32,6 +32,8 @@ class LinearizationRecipe(ClassificationRecipe):
 
     teacher: str
     """The classifier as it was: a checkpoint, a directory that timm saved, or the name of a published model."""
+    teacher_digest: str | None = None
+    """SHA-256 of the teacher's weights, if they have to be the same wherever its file lies; see `weights_digest`."""
     stage: Stage
     """transfer: each new attention learns to return what the old one does, given what the old one is given; everything
     else is frozen. finetune: the whole network learns from the teacher."""
