@@ -333,7 +333,9 @@ def documented_run(tmp_path_factory):
     return write_documented_run(tmp_path_factory.mktemp("documented"))
 
 
-@pytest.mark.parametrize("name", ["index.md", "training.md", "models.md", "attentions/index.md", "see/hooks.md"])
+@pytest.mark.parametrize(
+    "name", ["index.md", "training.md", "models.md", "replace.md", "attentions/index.md", "see/hooks.md"]
+)
 def test_the_code_of_a_page_runs(name, documented_run, monkeypatch):
     monkeypatch.chdir(documented_run)
     code = blocks(ROOT / "docs" / name, "python")
