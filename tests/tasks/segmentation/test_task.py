@@ -16,6 +16,7 @@ from softline.engine import distributed
 from softline.engine.evaluate import evaluate
 from softline.heads.segmenters import upernet
 from softline.tasks.segmentation import task as segmentation
+from softline.tasks.segmentation import task as task_module
 from softline.tasks.segmentation.task import Segmentation, cross_entropy, image_logits, predict_labels
 from softline.tasks.segmentation.windows import SlidingWindows
 
@@ -121,6 +122,21 @@ def test_windows_run_in_batches():
     model = Context()
     image_logits(model, torch.randn(3, 20, 20), windows=SlidingWindows(crop=(8, 8), stride=(4, 4), batch=5))
     assert model.calls == [(5, 3, 8, 8)] * 3 + [(1, 3, 8, 8)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_logits_of_a_large_image_are_reduced_to_classes_in_bands(monkeypatch, batch):
+    model, image = nn.Conv2d(3, 40, 3, padding=1).eval(), torch.randn(3, 100, 21)
+    windows = SlidingWindows(crop=(16, 16), stride=(10, 10), batch=batch)
+    rows = []
+    reduce = task_module.likeliest
+    monkeypatch.setattr(task_module, "likeliest", lambda logits, size: rows.append(size[0]) or reduce(logits, size))
+    expected = image_logits(model, image, windows=windows).argmax(0)
+    assert torch.equal(predict_labels(model, image, windows=windows), expected)
+    assert sum(rows) == 100
+    # the rows of the windows in a batch
+    assert max(rows) <= 16 + 10 * math.ceil(batch / 2)
 
 
 @pytest.mark.parametrize("windows", [None, SlidingWindows(crop=(8, 8), stride=(5, 5))], ids=["whole", "slide"])

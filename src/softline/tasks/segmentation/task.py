@@ -74,8 +74,8 @@ class Segmentation:
     def update(self, metrics: MetricCollection, model: nn.Module, batch: list[Any], valid: int) -> None:
         _, images, labels = batch
         _keep_in_step(model, images[0], passes=self._passes(images[:valid]), windows=self.windows)
-        for logits, truth in zip(self._logits(model, images[:valid]), labels, strict=False):
-            metrics["pixels"].update(likeliest(logits, tuple(truth.shape)), truth)
+        for found, truth in zip(self._labels(model, images[:valid], labels), labels, strict=False):
+            metrics["pixels"].update(found, truth)
 
     def details(self, metrics: MetricCollection) -> dict[str, Any]:
         """Return IoU, accuracy and number of pixels of each class."""
@@ -89,17 +89,21 @@ class Segmentation:
             facts |= {"crop": list(self.windows.crop), "stride": list(self.windows.stride)}
         return facts
 
-    def _logits(self, model: nn.Module, images: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
-        """Yield the logits [K, H, W] of each image; whole images of one size run as a batch."""
+    def _labels(
+        self, model: nn.Module, images: Tensor | Sequence[Tensor], truths: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
+        """Yield the classes of each image at the size of its labels; whole images of one size run as a batch."""
+        sizes = [tuple(truth.shape) for truth in truths]
         if self.windows is None and isinstance(images, Tensor):
             if len(images):
-                yield from model(images.contiguous(memory_format=self.layout))
+                found = model(images.contiguous(memory_format=self.layout))
+                yield from (likeliest(logits, size) for logits, size in zip(found, sizes, strict=False))
             return
-        for image in images:
-            yield image_logits(model, image, windows=self.windows)
+        for image, size in zip(images, sizes, strict=False):
+            yield image_labels(model, image, size, windows=self.windows)
 
     def _passes(self, images: Tensor | Sequence[Tensor]) -> int:
-        """Return how often `_logits` runs the model."""
+        """Return how often `_labels` runs the model."""
         if self.windows is None:
             return min(len(images), 1) if isinstance(images, Tensor) else len(images)
         counts = (len(self.windows.places(*image.shape[-2:])) for image in images)
@@ -119,25 +123,51 @@ def predict_labels(
         raise UserError("predict_labels needs a model in evaluation mode: call model.eval()")
     if image.ndim != 3:
         raise UserError(f"image must have shape [3, H, W], got {tuple(image.shape)}")
-    return likeliest(image_logits(model, image, windows=windows), size or tuple(image.shape[-2:]))
+    return image_labels(model, image, size or tuple(image.shape[-2:]), windows=windows)
+
+
+def image_labels(
+    model: nn.Module, image: Tensor, size: tuple[int, ...], *, windows: SlidingWindows | None = None
+) -> Tensor:
+    """Find the class of each pixel of an image [3, H, W], resized to ``size``, int64.
+
+    The logits of a large image can take gigabytes. In windows, and unless they have to be resized, they are reduced to
+    classes in bands.
+    """
+    if windows is None or tuple(size) != tuple(image.shape[-2:]):
+        return likeliest(image_logits(model, image, windows=windows), size)
+    return torch.cat([likeliest(logits, logits.shape[-2:]) for logits in _bands(model, image, windows)])
 
 
 def image_logits(model: nn.Module, image: Tensor, *, windows: SlidingWindows | None = None) -> Tensor:
     """Compute the logits [K, H, W] of an image [3, H, W] in float32; where windows overlap, they are averaged."""
     if windows is None:
         return model(image[None])[0].float()
+    return torch.cat(list(_bands(model, image, windows)), dim=1)
+
+
+def _bands(model: nn.Module, image: Tensor, windows: SlidingWindows) -> Iterator[Tensor]:
+    """Yield the logits [K, rows, W] of an image from top to bottom, as soon as no further window reaches them."""
     height, width = image.shape[-2:]
     places = windows.places(height, width)
-    total, seen = image.new_zeros(()), image.new_zeros(height, width, dtype=torch.float32)
+    # of the rows from ``top`` on
+    total, seen, top = image.new_zeros(0, 0, width), image.new_zeros(0, width, dtype=torch.float32), 0
     for first in range(0, len(places), windows.batch):
         part = places[first : first + windows.batch]
         found = model(torch.stack([image[:, rows, columns] for rows, columns in part])).float()
         if not first:
-            total = found.new_zeros(found.shape[1], height, width)
+            total = found.new_zeros(found.shape[1], 0, width)
+        more = max(rows.stop for rows, _ in part) - top - total.shape[1]
+        total, seen = F.pad(total, (0, 0, 0, more)), F.pad(seen, (0, 0, 0, more))
         for (rows, columns), logits in zip(part, found, strict=True):
-            total[:, rows, columns] += logits
-            seen[rows, columns] += 1
-    return total / seen
+            place = slice(rows.start - top, rows.stop - top)
+            total[:, place, columns] += logits
+            seen[place, columns] += 1
+        later = places[first + windows.batch :]
+        done = (later[0][0].start if later else height) - top
+        if done:
+            yield total[:, :done] / seen[:done]
+            total, seen, top = total[:, done:], seen[done:], top + done
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

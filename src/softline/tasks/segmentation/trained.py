@@ -18,7 +18,7 @@ from softline.tasks.predicting import Photograph, predict_images, run_by_size
 from softline.tasks.segmentation.build import segmentation_eval_transform, segmentation_val_set, windows_of
 from softline.tasks.segmentation.recipe import SegmentationRecipe
 from softline.tasks.segmentation.results import LabelMap
-from softline.tasks.segmentation.task import Segmentation, image_logits, likeliest
+from softline.tasks.segmentation.task import Segmentation, image_labels, likeliest
 
 # one pixel of the coarsest map
 LEAST_SIDE = 32
@@ -80,16 +80,19 @@ class TrainedSegmenter(Trained):
             for each, size in zip(photographs, sizes, strict=True)
         ]
         with torch.no_grad():
-            logits = (
-                run_by_size(pixels, self.model)
-                if windows is None
-                else (image_logits(self.model, image, windows=windows) for image in pixels)
-            )
-            labels = [likeliest(found, size).cpu() for found, size in zip(logits, sizes, strict=True)]
+            if windows is None:
+                whole = run_by_size(pixels, self.model)
+                found = (likeliest(logits, size) for logits, size in zip(whole, sizes, strict=True))
+            else:
+                found = (
+                    image_labels(self.model, image, size, windows=windows)
+                    for image, size in zip(pixels, sizes, strict=True)
+                )
+            labels = [each.cpu() for each in found]
         colours = palette("cityscapes" if data.layout == "cityscapes" else len(self.classes))
         return [
-            LabelMap(image=each.image, class_names=self.classes, labels=found, colours=colours, name=each.name)
-            for each, found in zip(photographs, labels, strict=True)
+            LabelMap(image=each.image, class_names=self.classes, labels=known, colours=colours, name=each.name)
+            for each, known in zip(photographs, labels, strict=True)
         ]
 
     def graph(self) -> Graph:
