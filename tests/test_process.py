@@ -30,13 +30,16 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 POLICY = """
 import json, os, sys
 from softline import process
+os.getloadavg = lambda: ({load}, 0, 0)
 process.settle(keep=True)
-print(json.dumps([os.environ.get("OMP_WAIT_POLICY"), process.chosen, "torch" in sys.modules]))
+print(json.dumps([os.environ.get("GOMP_SPINCOUNT"), process.chosen, "torch" in sys.modules]))
 """
 
 
 def python(code, **variables):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith((*process.ALLOCATING, "OMP_"))}
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith((*process.ALLOCATING, "OMP_", "GOMP_"))
+    }
     done = subprocess.run([sys.executable, "-c", code], env={**clean, **variables}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -49,15 +52,17 @@ def test_kept_memory_is_not_faulted_in_again():
     assert python(FAULTS.format(keep=True)) < pages / 100
 
 
-def test_threads_wait_asleep_unless_the_user_has_decided():
-    assert python(POLICY) == ["passive", {"OMP_WAIT_POLICY": "passive"}, False]
-    assert python(POLICY, OMP_WAIT_POLICY="active") == ["active", {}, False]
-    assert python(POLICY, GOMP_SPINCOUNT="100") == [None, {}, False]
+def test_threads_spin_briefly_unless_the_user_has_decided():
+    idle, busy = POLICY.format(load=0), POLICY.format(load=os.cpu_count())
+    assert python(idle) == ["3000", {"GOMP_SPINCOUNT": "3000"}, False]
+    assert python(busy) == ["300", {"GOMP_SPINCOUNT": "300"}, False]
+    assert python(idle, OMP_WAIT_POLICY="active") == [None, {}, False]
+    assert python(idle, GOMP_SPINCOUNT="100") == ["100", {}, False]
 
 
 def test_a_setting_that_would_come_too_late_is_refused():
     with pytest.raises(UserError, match="before torch is imported"):
-        process.wait_asleep()
+        process.spin_briefly()
 
 
 def test_commands_make_the_settings_and_main_with_arguments_does_not(monkeypatch, capsys):
@@ -71,7 +76,7 @@ def test_commands_make_the_settings_and_main_with_arguments_does_not(monkeypatch
 
 
 def test_own_settings_are_no_part_of_a_recorded_command(monkeypatch):
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    assert with_settings("softline bench").startswith("OMP_WAIT_POLICY=passive ")
-    monkeypatch.setitem(process.chosen, "OMP_WAIT_POLICY", "passive")
-    assert "OMP_WAIT_POLICY" not in with_settings("softline bench")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "3000")
+    assert "GOMP_SPINCOUNT=3000 " in with_settings("softline bench")
+    monkeypatch.setitem(process.chosen, "GOMP_SPINCOUNT", "3000")
+    assert "GOMP_SPINCOUNT" not in with_settings("softline bench")

@@ -5,7 +5,7 @@ in Python they are calls:
 
     import softline
 
-    softline.process.wait_asleep()  # before torch is imported
+    softline.process.spin_briefly()  # before torch is imported
     softline.process.keep_memory()
 
 """
@@ -20,9 +20,11 @@ from softline.errors import UserError
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER, LARGEST_INT = -1, 2**31 - 1
 
-WAIT_POLICY = "OMP_WAIT_POLICY"
+SPIN_COUNT = "GOMP_SPINCOUNT"
+# GNU's own number is 300,000; measured in docs/benchmarks.md
+SPINS, SPINS_IF_BUSY = 3000, 300
 # variables by which a user has decided already
-WAITING = (WAIT_POLICY, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+WAITING = (SPIN_COUNT, "OMP_WAIT_POLICY")
 ALLOCATING = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 chosen: dict[str, str] = {}
@@ -46,24 +48,33 @@ def keep_memory() -> bool:
     return bool(mallopt(M_TRIM_THRESHOLD, NEVER) and mallopt(M_MMAP_THRESHOLD, LARGEST_INT))
 
 
-def wait_asleep() -> None:
-    """Let the threads of OpenMP, by which torch shares work, sleep while they wait for each other.
+def spin_briefly() -> None:
+    """Let torch's threads spin only briefly while they wait for each other, and then sleep.
 
-    By default they spin. If another program takes a core away from one thread, the others occupy theirs without doing
-    anything, and what they wait for takes ten times as long and more. It has to be called before torch is imported; the
-    same is done by the environment variable ``OMP_WAIT_POLICY=passive``.
+    The threads of GNU's OpenMP, which torch has on Linux, spin for milliseconds. If another program takes a core away
+    from one of them, the others occupy theirs without doing anything, and what they wait for takes many times as long.
+    A thread that sleeps leaves its core to others, but takes longer to go on. So they spin for microseconds, and even
+    less if the machine is busy already, that is if its load is above half its cores.
+
+    It has to be called before torch is imported; the environment variable ``GOMP_SPINCOUNT`` does the same.
     """
     if "torch" in sys.modules:
         raise UserError(
-            f"wait_asleep has to be called before torch is imported, which reads {WAIT_POLICY} only once; set "
-            f"{WAIT_POLICY}=passive in the environment instead"
+            f"spin_briefly has to be called before torch is imported, which reads {SPIN_COUNT} only once; set "
+            f"{SPIN_COUNT}={SPINS} in the environment instead"
         )
-    os.environ[WAIT_POLICY] = chosen[WAIT_POLICY] = "passive"
+    os.environ[SPIN_COUNT] = chosen[SPIN_COUNT] = str(SPINS_IF_BUSY if _is_busy() else SPINS)
+
+
+def _is_busy() -> bool:
+    """Return whether other programs occupy more than half of the cores."""
+    # Windows does not tell
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2
 
 
 def settle(*, keep: bool) -> None:
     """Make the settings of a command, except those that the user has made by environment variables."""
     if not any(name in os.environ for name in WAITING) and "torch" not in sys.modules:
-        wait_asleep()
+        spin_briefly()
     if keep and not any(name.startswith(ALLOCATING) for name in os.environ):
         keep_memory()
