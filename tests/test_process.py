@@ -37,9 +37,8 @@ print(json.dumps([os.environ.get("GOMP_SPINCOUNT"), process.chosen, "torch" in s
 
 
 def python(code, **variables):
-    clean = {
-        name: value for name, value in os.environ.items() if not name.startswith((*process.ALLOCATING, "OMP_", "GOMP_"))
-    }
+    theirs = (*process.ALLOCATING, "OMP_", "GOMP_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
     done = subprocess.run([sys.executable, "-c", code], env={**clean, **variables}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
