@@ -37,7 +37,7 @@ SAME = "--batch_size 32 --precision bf16 --workers 0"
 LR = 7e-4
 # that of training, and those with two and four times the pixels, at which the first seed is measured
 SIZES = (96, 136, 192)
-COST_SIZES = (*SIZES, 384, 768)
+COST_SIZES = (*SIZES, 384)
 STEPS = {"replaced": "replaced", "transferred": "transferred", "finetuned": "fine-tuned"}
 
 
