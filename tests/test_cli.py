@@ -45,7 +45,7 @@ def test_every_command_has_a_file_and_a_line_of_help(capsys):
     shared = {"__init__", "__main__", "arguments", "messages", "outputs", "processes"}
     shared |= {"progress", "signals", "startup", "table", "task_options", "terminal"}
     # parts of a command's file
-    shared |= {"analyze_arguments", "bench_tables"}
+    shared |= {"analyze_arguments", "bench_check", "bench_tables"}
     files = {path.stem for path in Path(cli.__file__).parent.glob("*.py")} - shared
     assert set(COMMANDS) == files
     with pytest.raises(SystemExit):
@@ -75,8 +75,8 @@ print(help_of())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    # the program itself, its commands, six kinds of bench and seven of analyze
-    assert int(done.stdout) == 1 + len(COMMANDS) + 6 + 7
+    # the program itself, its commands, seven kinds of bench and seven of analyze
+    assert int(done.stdout) == 1 + len(COMMANDS) + 7 + 7
 
 
 @pytest.mark.parametrize(

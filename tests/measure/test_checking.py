@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from softline.errors import UserError
-from softline.measure.checking import changes, read_measured
+from softline.measure.checking import changes, read_bench_file
 from softline.measure.measuring import Row
 
 MACS = 10**9
@@ -26,7 +26,7 @@ def write(path, *rows, kind="models", finished=True, threads=2, **options):
     content = {"kind": kind, "command": "softline bench models", "finished": finished, "options": shared}
     content |= {"environment": {"threads": threads}, "rows": [asdict(each) for each in rows]}
     path.write_text(json.dumps(content))
-    return read_measured(path)
+    return read_bench_file(path)
 
 
 STEADY = (10, 10.1, 9.9, 10, 10.05)

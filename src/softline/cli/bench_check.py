@@ -14,7 +14,7 @@ from softline.cli.table import format_table, number
 from softline.errors import UserError
 
 if TYPE_CHECKING:
-    from softline.measure.checking import Change, Measured
+    from softline.measure.checking import BenchFile, Change
 
 # names of softline.measure.checking: LEAST, in percent
 LEAST = 10.0
@@ -55,13 +55,13 @@ def add_check(add_kind: Callable[..., Parser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 if nothing has become worse, and 1 otherwise."""
-    from softline.measure.checking import changes, read_measured
+    from softline.measure.checking import changes, read_bench_file
 
     check_range("--least", options.least, 0)
     if options.after is not None and options.json is not None:
         raise UserError(f"--json is the file of a new measurement, got {options.json} beside {options.after}")
-    before = read_measured(options.before)
-    after = _measure_again(before, options.json) if options.after is None else read_measured(options.after)
+    before = read_bench_file(options.before)
+    after = _measure_again(before, options.json) if options.after is None else read_bench_file(options.after)
     found = changes(before, after)
     print(_table(found, options.least / 100))
     worse = [change for change in found if change.is_worse(options.least / 100)]
@@ -69,9 +69,9 @@ def run(options: argparse.Namespace) -> int:
     return 1 if worse else 0
 
 
-def _measure_again(before: "Measured", kept: Path | None) -> "Measured":
+def _measure_again(before: "BenchFile", kept: Path | None) -> "BenchFile":
     from softline.cli import parse
-    from softline.measure.checking import read_measured
+    from softline.measure.checking import read_bench_file
 
     words = _command(before)
     with tempfile.TemporaryDirectory() as folder:
@@ -81,10 +81,10 @@ def _measure_again(before: "Measured", kept: Path | None) -> "Measured":
             options.threads = before.settings["threads"]
         options.run(options)
         print()
-        return read_measured(path)
+        return read_bench_file(path)
 
 
-def _command(before: "Measured") -> list[str]:
+def _command(before: "BenchFile") -> list[str]:
     """Return the arguments of the command that has made these results, without its outputs."""
     words = shlex.split(before.command)
     settings = [word for word in words if SETTING.match(word)]
@@ -120,7 +120,7 @@ def _verdict(change: "Change", least: float) -> str:
     return ", ".join(said)
 
 
-def _summary(worse: "Sequence[Change]", count: int, before: "Measured") -> str:
+def _summary(worse: "Sequence[Change]", count: int, before: "BenchFile") -> str:
     if not worse:
         return f"\nnone of {count} cases costs more than in {before.path}"
     return f"\n{len(worse)} of {count} cases cost more than in {before.path}"

@@ -34,8 +34,8 @@ Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What one `softline bench` has measured, read from its file."""
+class BenchFile:
+    """A file that `softline bench --json` has written."""
 
     path: str
     kind: str
@@ -71,7 +71,7 @@ class Change:
         return self.failure is not None or self.is_slower(least) or self.is_larger(least)
 
 
-def read_measured(path: Path) -> Measured:
+def read_bench_file(path: Path) -> BenchFile:
     """Read a file that `softline bench --json` has written to the end."""
     content = read_json(read_bytes(path), str(path))
     check_entries(content, FIELDS, str(path))
@@ -81,7 +81,7 @@ def read_measured(path: Path) -> Measured:
     settings = {name: content["options"].get(name) for name in SHARED}
     settings["threads"] = content["environment"].get("threads")
     by_key: dict[Key, Row] = {(row.case, row.mode, row.size): row for row in rows}
-    return Measured(str(path), content["kind"], content["command"], settings, by_key)
+    return BenchFile(str(path), content["kind"], content["command"], settings, by_key)
 
 
 def _read_row(entry: Any, where: str) -> Row:
@@ -90,7 +90,7 @@ def _read_row(entry: Any, where: str) -> Row:
     return Row(**{**{key: value for key, value in entry.items() if key in known}, "rounds": tuple(entry["rounds"])})
 
 
-def changes(before: Measured, after: Measured) -> list[Change]:
+def changes(before: BenchFile, after: BenchFile) -> list[Change]:
     """Compare what both have measured, in the order of the first; the references themselves are left out."""
     for name, one, other in _pairs(before, after):
         if one != other:
@@ -105,7 +105,7 @@ def changes(before: Measured, after: Measured) -> list[Change]:
     return [_change(before.rows, after.rows, key, _references(before, key, common)) for key in compared]
 
 
-def _pairs(before: Measured, after: Measured) -> Iterator[tuple[str, Any, Any]]:
+def _pairs(before: BenchFile, after: BenchFile) -> Iterator[tuple[str, Any, Any]]:
     yield "kind", before.kind, after.kind
     for name in before.settings:
         yield name, before.settings[name], after.settings[name]
@@ -115,7 +115,7 @@ def _is_reference(kind: str, case: str) -> bool:
     return kind == "models" and case.partition(":")[0] not in MODEL_NAMES
 
 
-def _references(before: Measured, key: Key, common: Sequence[Key]) -> list[Key]:
+def _references(before: BenchFile, key: Key, common: Sequence[Key]) -> list[Key]:
     """Return the models of timm in the same rounds."""
     return [other for other in common if other[1:] == key[1:] and _is_reference(before.kind, other[0])]
 
