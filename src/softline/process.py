@@ -41,11 +41,13 @@ def keep_memory() -> bool:
 
     Returns False, and changes nothing, where the C library is another one.
     """
+    return set_allocator(M_TRIM_THRESHOLD, NEVER) and set_allocator(M_MMAP_THRESHOLD, LARGEST_INT)
+
+
+def set_allocator(parameter: int, value: int) -> bool:
+    """Set a parameter of glibc's allocator; return whether the C library is glibc and accepts it."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is None:
-        return False
-    # each returns 1 if the C library accepts it
-    return bool(mallopt(M_TRIM_THRESHOLD, NEVER) and mallopt(M_MMAP_THRESHOLD, LARGEST_INT))
+    return mallopt is not None and bool(mallopt(parameter, value))
 
 
 def spin_briefly() -> None:

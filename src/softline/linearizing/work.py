@@ -112,7 +112,7 @@ class Linearized:
             "kept": tuple(content["kept"]),
             "effects": tuple(LayerEffect(**effect) for effect in content["effects"]),
             "steps": tuple(ModelStep(**step) for step in steps),
-            "cost": tuple(Row(**{**row, "rounds": tuple(row["rounds"])}) for row in content["cost"]),
+            "cost": tuple(Row.from_dict(row) for row in content["cost"]),
         }
         return cls(**{**content, **read})
 

@@ -87,7 +87,7 @@ def read_bench_file(path: Path) -> BenchFile:
 def _read_row(entry: Any, where: str) -> Row:
     check_entries(entry, ROW, where)
     known = {field.name for field in dataclasses.fields(Row)}
-    return Row(**{**{key: value for key, value in entry.items() if key in known}, "rounds": tuple(entry["rounds"])})
+    return Row.from_dict({key: value for key, value in entry.items() if key in known})
 
 
 def changes(before: BenchFile, after: BenchFile) -> list[Change]:

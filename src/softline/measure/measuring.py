@@ -1,9 +1,9 @@
 """Measure cases: memory in a process of its own for each, time in turns with a matrix product as the reference."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -53,6 +53,11 @@ class Row:
     """Milliseconds in each round."""
     failure: str | None = None
     """The reason why it could not be measured."""
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Row":
+        """Convert back what `dataclasses.asdict` and JSON have made of a row."""
+        return cls(**{**content, "rounds": tuple(content["rounds"])})
 
     @property
     def relative_time(self) -> float | None:

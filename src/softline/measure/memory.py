@@ -23,11 +23,11 @@ from softline.measure.cases import Case, Mode, Setting, prepare
 from softline.measure.counting import cuda_peak_bytes
 from softline.measure.failures import CASE_ERRORS, OUT_OF_MEMORY, failure_text
 from softline.measure.processes import starting_processes
+from softline.process import M_MMAP_THRESHOLD, set_allocator
 
 SECONDS_TO_END = 10.0
 # glibc returns blocks of at least this many bytes to the system when they are freed
 MMAP_THRESHOLD = 128 * 2**10
-M_MMAP_THRESHOLD = -3
 PR_SET_PDEATHSIG = 1
 
 
@@ -171,11 +171,7 @@ def _reset_peak() -> bool:
 
 def _return_freed_at_once() -> None:
     """Make glibc return freed memory at once, so that the peak does not contain what it keeps for later."""
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
+    set_allocator(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
 
 
 def _die_with_parent() -> None:
