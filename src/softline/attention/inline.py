@@ -74,6 +74,20 @@ class InlineCore(nn.Module):
         return {"q": self.phi(q), "k": self.phi(k)}
 
 
+class MappedSums(ops.InlineSums):
+    """`ops.InlineSums` of queries and keys before the feature map."""
+
+    def __init__(self, core: InlineCore, q: Tensor | None, centre: Tensor, grid_size: GridSize) -> None:
+        super().__init__(grid_size[0] * grid_size[1], centre)
+        self.phi = core.phi
+
+    def add(self, k: Tensor, v: Tensor) -> None:
+        super().add(self.phi(k), v)
+
+    def read(self, q: Tensor, dtype: torch.dtype) -> Tensor:
+        return super().read(self.phi(q), dtype)
+
+
 @ATTENTIONS.register("inline")
 def inline(
     dim: int,
@@ -105,7 +119,13 @@ def inline(
     return MultiHeadAttention(
         dim,
         num_heads,
-        Operator("inline", partial(ops.inline_attention, impl=impl), ops.inline_weights, ops.inline_factors),
+        Operator(
+            "inline",
+            partial(ops.inline_attention, impl=impl),
+            ops.inline_weights,
+            ops.inline_factors,
+            None if impl == "explicit" else MappedSums,
+        ),
         InlineCore(feature_map, num_heads, dim // num_heads),
         num_prefix_tokens=num_prefix_tokens,
         qkv_bias=qkv_bias,

@@ -2,11 +2,12 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from softline.attention.bands import attend_in_bands, wants_bands
 from softline.errors import UserError
 from softline.layers.grid import GridSize, check_grid
 from softline.ops.chunks import is_exported
@@ -22,12 +23,25 @@ class Operator(NamedTuple):
     """The functions of one file in `softline.ops`, all called with the same keyword arguments.
 
     factors: low-rank factors of the weights; for operators without them ``weights`` also takes ``rows``.
+    sums: begins the attention of tokens that come in parts, see `softline.attention.bands`.
     """
 
     name: str
     attention: Callable[..., Tensor]
     weights: Callable[..., Tensor]
     factors: Callable[..., tuple[Tensor, ...]] | None = None
+    sums: Callable[..., "Sums"] | None = None
+
+
+class Sums(Protocol):
+    """Sums over all tokens, which are added in parts before the attended values of any are read."""
+
+    def add(self, k: Tensor, v: Tensor) -> None:
+        """Add keys and values [B, H, n, D]."""
+
+    def read(self, q: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the attended values of queries [B, H, n, D]."""
+        ...
 
 
 class Plain(nn.Module):
@@ -87,6 +101,9 @@ class MultiHeadAttention(nn.Module):
 
         context: tokens [B, N, C] for the local term, instead of x (their mean predicts InLine's kernels).
         """
+        if key_mask is None and wants_bands(self, x):
+            self._check(x, grid_size, key_mask)
+            return attend_in_bands(self, x, grid_size, _context(context, x, key_mask))
         x, q, k, v = self._project(x, grid_size, key_mask)
         if self.override is None:
             attended = self.operator.attention(**self.core(q, k, grid_size, key_mask), v=v, key_mask=key_mask)
@@ -133,16 +150,19 @@ class MultiHeadAttention(nn.Module):
         attended = apply_weights(weights, v)
         return self._finish(attended, _context(context, x, key_mask), v, grid_size, key_mask)
 
-    def _project(
-        self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The checked and masked input [B, N, C], and queries, keys and values [B, H, N, D]."""
+    def _check(self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise UserError(f"x must be a floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise UserError(f"x must have shape [B, N, {self.dim}], got {tuple(x.shape)}")
         check_grid(x.shape[1], grid_size, self.num_prefix_tokens)
         check_mask("key_mask", key_mask, x.shape[0], x.shape[1], x.device)
+
+    def _project(
+        self, x: Tensor, grid_size: GridSize, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The checked and masked input [B, N, C], and queries, keys and values [B, H, N, D]."""
+        self._check(x, grid_size, key_mask)
         if key_mask is not None:
             x = x.masked_fill(~key_mask[..., None], 0)
         parts = self.qkv(x)
@@ -163,10 +183,14 @@ class MultiHeadAttention(nn.Module):
         if self.local is not None:
             # in this order, so that the sum has the memory layout of the local term, which the projection reads
             attended = self.local(x, v, grid_size, key_mask) + attended
+        out = self.mixed(attended)
+        return out if key_mask is None else out.masked_fill(~key_mask[..., None], 0)
+
+    def mixed(self, attended: Tensor) -> Tensor:
+        """The output projection of attended values, local term included: [B, H, N, D] -> [B, N, C]."""
         attended = saturate(attended, attended.dtype)
         out = self.proj(attended.transpose(1, 2).flatten(2))
-        out = saturate(out, out.dtype)
-        return out if key_mask is None else out.masked_fill(~key_mask[..., None], 0)
+        return saturate(out, out.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.operator.name}, num_heads={self.num_heads}"

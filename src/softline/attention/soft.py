@@ -49,6 +49,12 @@ class SoftCore(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
+def _sums(core: SoftCore, q: Tensor | None, centre: Tensor, grid_size: GridSize) -> ops.SoftSums:
+    assert q is not None, "queries and keys have one projection"
+    given = core(q, q, grid_size, None)
+    return ops.soft_sums(**{name: value for name, value in given.items() if name not in ("q", "landmark_mask")})
+
+
 @ATTENTIONS.register("soft")
 def soft(
     dim: int,
@@ -100,6 +106,7 @@ def soft(
             partial(ops.soft_attention, impl=impl),
             ops.soft_weights,
             ops.soft_factors,
+            None if impl == "explicit" else _sums,
         ),
         core,
         num_prefix_tokens=num_prefix_tokens,

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from softline.layers.grid import GridSize
 from softline.layers.tokenwise import TanhGELU, for_each_token
+from softline.ops.chunks import add_to
 
 
 class PreNormBlock(nn.Module):
@@ -34,8 +35,10 @@ class PreNormBlock(nn.Module):
 
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
         context = {"context": x} if self.pass_context else {}
-        x = x + self.drop_path(self.attn(self.norm1(x), grid_size, **context))
-        return for_each_token(self, self._rest, x, width=self.hidden_dim)
+        attended = self.drop_path(self.attn(self.norm1(x), grid_size, **context))
+        # nobody else has what the attention returns
+        x = add_to(attended, x)
+        return for_each_token(self, self._rest, x, width=self.hidden_dim, out=x)
 
     def _rest(self, x: Tensor) -> Tensor:
         return x + self.drop_path(self.mlp(self.norm2(x)))
@@ -55,7 +58,8 @@ class PostNormBlock(nn.Module):
 
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
         attended = self.attn(x, grid_size)
-        return for_each_token(self, self._rest, x, attended, width=self.hidden_dim)
+        # nobody else has what the attention returns
+        return for_each_token(self, self._rest, x, attended, width=self.hidden_dim, out=attended)
 
     def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
         x = self.norm1(x + self.dropout(attended))

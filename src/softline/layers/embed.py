@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softline.checks import check_integer
+from softline.layers.bands import for_each_band
 from softline.layers.grid import GridSize, always, map_tokens, pad_to_whole, token_map
 from softline.ops.inputs import widen, without_autocast
 
@@ -41,8 +42,17 @@ class PatchEmbed(nn.Module):
         self.stride = stride
 
     def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
+        # kernels that overlap need rows of their neighbours
+        reach = int(self.proj.kernel_size[0] > self.stride)
+        columns = -(-maps.shape[3] // self.stride)
+        maps = for_each_band(
+            self, self._embed, maps, stride=self.stride, row_numbers=self.proj.out_channels * columns, reach=reach
+        )
+        return map_tokens(maps), (maps.shape[2], maps.shape[3])
+
+    def _embed(self, maps: Tensor) -> Tensor:
         maps = self.proj(channels_last(pad_to_whole(maps, self.stride)))
-        return self.norm(map_tokens(maps)), (maps.shape[2], maps.shape[3])
+        return maps if isinstance(self.norm, nn.Identity) else token_map(self.norm(map_tokens(maps)), maps.shape[2:])
 
 
 class ConvEmbed(nn.Module):
@@ -64,10 +74,23 @@ class ConvEmbed(nn.Module):
             layers += [nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*layers)
         self.whole_patches = 1 if overlap else strides[0]
+        self.stride = math.prod(strides)
+        # a convolution with stride 2 needs one row above; two before it need as much as one more row of the result
+        self.reach = min(len(widths), 2) if overlap else 0
+        # the largest map is that of the first convolution
+        self.first_width, self.first_stride = widths[0], strides[0]
 
     def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
-        maps = self.layers(channels_last(pad_to_whole(maps, self.whole_patches)))
+        pixels = self.stride * maps.shape[3] // self.first_stride**2
+        row_numbers = self.first_width * max(pixels, 1)
+        maps = for_each_band(
+            self, self._embed, maps, stride=self.stride, row_numbers=row_numbers, reach=self.reach
+        )
         return map_tokens(maps), (maps.shape[2], maps.shape[3])
+
+    def _embed(self, maps: Tensor) -> Tensor:
+        out: Tensor = self.layers(channels_last(pad_to_whole(maps, self.whole_patches)))
+        return out
 
 
 class PositionEmbed(nn.Module):

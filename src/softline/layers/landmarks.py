@@ -10,8 +10,9 @@ padded at the bottom and the right has the same landmarks as without padding. A 
 on its own; in a batch with larger ones it has one landmark with a cap and none without.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal, TypeVar, get_args
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from softline.checks import check_option
 from softline.errors import UserError
+from softline.layers.bands import for_each_band
 from softline.layers.grid import GridSize, as_pair, pad_to_whole, spatial_map, spatial_tokens
 from softline.ops.chunks import of_any_size
 from softline.ops.inputs import hide, saturate, widen, without_autocast
@@ -121,6 +123,18 @@ class LandmarkPlan:
             return maps  # a convolution or pooling with stride = kernel drops incomplete cells
         return pad_to_whole(maps, self.ratio)
 
+    def over_cells(self, module: nn.Module, reduce: Callable[[Tensor], Tensor], maps: Tensor) -> Tensor:
+        """Reduce each cell of maps [B, C, height, width] to one place [B, C, rows, columns].
+
+        reduce: a step of ``module``, a convolution or pooling with stride = kernel = ratio.
+        """
+        if self.cap is None:
+            maps = maps[:, :, : maps.shape[2] // self.ratio[0] * self.ratio[0]]
+        row_numbers = maps.shape[1] * maps.shape[3] * self.ratio[0]
+        return for_each_band(
+            module, lambda part: reduce(self.whole_cells(part)), maps, stride=self.ratio[0], row_numbers=row_numbers
+        )
+
     def bins(self, tokens: int, extents: Tensor | None, axis: int, device: torch.device) -> Tensor:
         """Which cells lie in a landmark's bin: [1, landmarks, cells], or [B, landmarks, cells] with extents [B]."""
         cell = torch.arange(self.cells(tokens, axis), device=device)
@@ -170,11 +184,12 @@ class ConvLandmarks(nn.Module):
 
     def forward(self, q: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Landmarks:
         self.plan.check(grid_size)
-        maps = self.plan.whole_cells(spatial_map(hide(q, key_mask), grid_size))
         heads = q.shape[1]
         # heads are groups with the same weights, so they need not be moved to the batch axis
         weight = (self.scale * self.conv.weight).repeat(heads, 1, 1, 1)
-        cells = F.conv2d(maps, weight, stride=self.plan.ratio, groups=heads)  # [B, H D, rows, columns]
+        reduce = partial(F.conv2d, weight=weight, stride=self.plan.ratio, groups=heads)
+        # [B, H D, rows, columns]
+        cells = self.plan.over_cells(self, reduce, spatial_map(hide(q, key_mask), grid_size))
         # an infinite cell would be NaN in the means of the other bins
         cells = saturate(cells, cells.dtype)
         real = filled = None
@@ -212,7 +227,8 @@ class PooledLandmarks(nn.Module):
         height, width = self.plan.ratio
         # torch cannot pool an empty batch without a channel axis
         maps = maps if maps.ndim == 4 else maps[:, None]
-        return F.avg_pool2d(self.plan.whole_cells(maps), self.plan.ratio) * (height * width)
+        pool = partial(F.avg_pool2d, kernel_size=self.plan.ratio)
+        return self.plan.over_cells(self, pool, maps) * (height * width)
 
     def extra_repr(self) -> str:
         return repr(self.plan)

@@ -2,6 +2,9 @@
 
 They are called as ``local(x, v, grid_size, key_mask) -> [B, H, N, D]`` with the attention's input x [B, N, C] and its
 values v [B, H, N, D], both zero at masked tokens. The result is zero for prefix tokens.
+
+``kernels(x, key_mask)`` is all that depends on the input, and ``convolve(v, grid_size, kernels)`` the rest, which can be
+called with some rows of the grid; ``reach`` is the number of rows above and below that a row depends on.
 """
 
 import math
@@ -41,13 +44,19 @@ class LocalResidual(nn.Module):
         self.num_prefix_tokens = num_prefix_tokens
         self.hidden = nn.Conv1d(dim, dim, 1, groups=num_heads)
         self.kernel = nn.Conv1d(dim, math.prod(self.kernel_size) * dim, 1, groups=num_heads)
+        self.reach = self.kernel_size[0] // 2
 
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        return self.convolve(v, grid_size, self.kernels(x, key_mask))
+
+    def kernels(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         mean = mean_token(x, key_mask).to(x.dtype)[..., None]  # [B, C, 1]
         # saturated before gelu, which is NaN at minus infinity, and before the product with values, which may be 0
         hidden = self.hidden(mean)
         kernels = self.kernel(F.gelu(saturate(hidden, hidden.dtype)))  # [B, 9 C, 1] for 3 x 3
-        kernels = saturate(kernels, kernels.dtype)
+        return saturate(kernels, kernels.dtype)
+
+    def convolve(self, v: Tensor, grid_size: GridSize, kernels: Tensor) -> Tensor:
         values = spatial_map(v, grid_size, self.num_prefix_tokens)
         return spatial_tokens(_convolve_each(values, kernels, self.kernel_size), self.num_heads, self.num_prefix_tokens)
 
@@ -150,8 +159,15 @@ class ValueConv(nn.Module):
             groups=planes,
             bias=shared != "channels",
         )
+        self.reach = kernel[0] // 2
 
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
+        return self.convolve(v, grid_size, None)
+
+    def kernels(self, x: Tensor, key_mask: Tensor | None = None) -> None:
+        """They do not depend on the input."""
+
+    def convolve(self, v: Tensor, grid_size: GridSize, kernels: None) -> Tensor:
         values = spatial_map(v, grid_size, self.num_prefix_tokens)
         bias = None if self.conv.bias is None else self._spread(self.conv.bias)
         out = F.conv2d(values, self._spread(self.conv.weight), bias, padding=self.conv.padding, groups=values.shape[1])
@@ -177,4 +193,14 @@ class LocalSum(nn.ModuleList):
     """The sum of several local terms."""
 
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
-        return reduce(torch.add, [term(x, v, grid_size, key_mask) for term in self])
+        return self.convolve(v, grid_size, self.kernels(x, key_mask))
+
+    @property
+    def reach(self) -> int:
+        return max(term.reach for term in self)
+
+    def kernels(self, x: Tensor, key_mask: Tensor | None = None) -> list[Tensor | None]:
+        return [term.kernels(x, key_mask) for term in self]
+
+    def convolve(self, v: Tensor, grid_size: GridSize, kernels: list[Tensor | None]) -> Tensor:
+        return reduce(torch.add, [term.convolve(v, grid_size, own) for term, own in zip(self, kernels, strict=True)])

@@ -20,19 +20,22 @@ GELU_SLOPE = 2 * (2 / torch.pi) ** 0.5
 GELU_CUBIC = 0.044715
 
 
-def for_each_token(module: nn.Module, function: Callable[..., Tensor], *tokens: Tensor, width: int) -> Tensor:
+def for_each_token(
+    module: nn.Module, function: Callable[..., Tensor], *tokens: Tensor, width: int, out: Tensor | None = None
+) -> Tensor:
     """Return ``function(*tokens)`` for tokens [B, N, C]; it is a step of ``module`` that treats tokens independently.
 
     In evaluation without gradients it is called with some samples, or some tokens of one sample, at a time, so that
     hidden layers with ``width`` activations per token need little memory. If a submodule is in training mode or has a
     hook, all tokens are passed at once.
+
+    out: one of ``tokens`` that nothing else needs, of the result's shape: it may be overwritten by the result.
     """
-    if not may_overwrite() or any(_wants_all(part) for part in module.modules()):
+    if not may_overwrite() or not runs_in_parts(module):
         return function(*tokens)
     parts = _parts(tokens[0], width)
     if len(parts) == 1:
         return function(*tokens)
-    out: Tensor | None = None
     for part in parts:
         result = function(*(each[part] for each in tokens))
         out = result.new_empty(*tokens[0].shape[:2], result.shape[-1]) if out is None else out
@@ -41,9 +44,10 @@ def for_each_token(module: nn.Module, function: Callable[..., Tensor], *tokens: 
     return out
 
 
-def _wants_all(module: nn.Module) -> bool:
+def runs_in_parts(module: nn.Module) -> bool:
+    """Whether a module may be called with some of its tokens at a time: it is in evaluation, and has no hooks."""
     # torch has no public way to ask for a module's hooks
-    return bool(module.training or module._forward_hooks or module._forward_pre_hooks)
+    return not any(part.training or part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
 def _parts(tokens: Tensor, width: int) -> list[tuple[slice, slice]]:

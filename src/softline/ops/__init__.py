@@ -9,7 +9,7 @@ from softline.ops.efficient import efficient_attention, efficient_factors, effic
 from softline.ops.focused import focused_attention, focused_factors, focused_weights
 from softline.ops.gaussian import gaussian_attention, gaussian_kernel, gaussian_weights
 from softline.ops.hydra import hydra_attention, hydra_factors, hydra_weights
-from softline.ops.inline import inline_attention, inline_factors, inline_weights
+from softline.ops.inline import InlineSums, inline_attention, inline_factors, inline_weights
 from softline.ops.linear import FEATURE_MAPS, linear_attention, linear_factors, linear_weights
 from softline.ops.linformer import linformer_attention, linformer_factors, linformer_weights
 from softline.ops.newton import NewtonResult, newton_inverse, newton_residuals
@@ -22,13 +22,17 @@ from softline.ops.soft import (
     soft_kernel,
     soft_residual,
     soft_residuals,
+    soft_sums,
     soft_weights,
 )
+from softline.ops.soft_linear import SoftSums
 from softline.ops.softmax import softmax_attention, softmax_weights
 
 __all__ = [
     "FEATURE_MAPS",
+    "InlineSums",
     "NewtonResult",
+    "SoftSums",
     "angular_attention",
     "angular_factors",
     "angular_weights",
@@ -70,6 +74,7 @@ __all__ = [
     "soft_kernel",
     "soft_residual",
     "soft_residuals",
+    "soft_sums",
     "soft_weights",
     "softmax_attention",
     "softmax_weights",

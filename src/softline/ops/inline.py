@@ -79,6 +79,35 @@ def inline_attention(
     return out
 
 
+class InlineSums:
+    """`inline_attention` for tokens that come in parts, without gradients: all are added before any are read.
+
+    tokens: the number of all tokens.
+    centre: about the mean of all values [B, H, 1, Dv]. It may be any point, but only near the mean nothing cancels.
+    """
+
+    def __init__(self, tokens: int, centre: Tensor, *, scale: float | None = None) -> None:
+        self.tokens, self.centre, self.scale = tokens, widen(centre), scale
+        self.state: Tensor | None = None
+
+    def add(self, k: Tensor, v: Tensor) -> None:
+        """Add keys [B, H, n, D] and their values [B, H, n, Dv]."""
+        keys, values = widen(k), widen(v) - self.centre
+        # of the products, of the keys and of the values
+        sums = keys.mT @ values, sum_tokens(keys), sum_tokens(values)
+        if self.state is None:
+            self.state, self.keys, self.values = sums
+        else:
+            self.state, self.keys, self.values = self.state + sums[0], self.keys + sums[1], self.values + sums[2]
+
+    def read(self, q: Tensor, dtype: torch.dtype) -> Tensor:
+        """Attended values [B, H, n, Dv] of these queries, in the dtype of the values."""
+        assert self.state is not None, "everything has been added"
+        state = self.state - (self.keys / self.tokens).mT @ self.values
+        mean = self.centre + self.values / self.tokens
+        return narrow((widen(q) @ (_scale(q, self.scale, self.tokens) * state)).add_(mean), dtype)
+
+
 class _InlineLinear(torch.autograd.Function):
     """mean(v) + scale q C with C = (k - mean(k))^T (v - mean(v)); saves only q, k and v for the backward pass.
 

@@ -30,7 +30,7 @@ from softline.ops.newton import (
     newton_residuals,
     one_norm,
 )
-from softline.ops.soft_linear import soft_linear
+from softline.ops.soft_linear import SoftSums, soft_linear
 
 Inverse = Literal["newton", "cholesky", "pinv"]
 SoftStart = Literal["norm", "halving", "release"]
@@ -153,11 +153,40 @@ def soft_attention(
         S = P.mT @ _pseudo_inverse(A, inversion) @ P
         return finish(S @ prepare(v, key_mask), v.dtype, key_mask)
     scale = _scale(q, scale)
+    landmarks, middle, centre = _middle(landmarks, scale, inversion, landmark_mask)
+    return soft_linear(q, landmarks, v, middle, centre, scale, key_mask)
+
+
+@without_autocast
+def soft_sums(
+    landmarks: Tensor,
+    *,
+    normalize: bool,
+    scale: float | None = None,
+    inverse: Inverse = "newton",
+    iterations: int = ITERATIONS,
+    start: SoftStart = "norm",
+    gradient: NewtonGradient = "one_step",
+    ridge: float = 0.0,
+    cells: Tensor | None = None,
+) -> SoftSums:
+    """`soft_attention` for queries and values that come in parts, without gradients; see it for the arguments."""
+    inversion = Inversion(normalize, inverse, iterations, start, gradient, ridge, cells)
+    check_tensor("landmarks", landmarks)
+    check_inverse(inversion)
+    scale = _scale(landmarks, scale)
+    return SoftSums(*_middle(landmarks, scale, inversion, None), scale)
+
+
+def _middle(
+    landmarks: Tensor, scale: float, inversion: Inversion, landmark_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Landmarks in the precision of the kernel, the pseudo-inverse of A, and the point that distances start from."""
     landmarks = prepare(landmarks, landmark_mask)
     A = _landmark_kernel(landmarks, scale, landmark_mask)
     # masked landmarks count for nothing because of these rows and columns, whatever is in their rows of P
     middle = hide_pairs(_pseudo_inverse(A, inversion), landmark_mask, landmark_mask)
-    return soft_linear(q, landmarks, v, middle, centre_of(landmarks, landmark_mask), scale, key_mask)
+    return landmarks, middle, centre_of(landmarks, landmark_mask)
 
 
 @without_autocast

@@ -9,6 +9,7 @@ With U = M S, S = P v, and an incoming gradient g [N, Dv]:
     dq_j = scale * sum_i W_ij (l_i - q_j),  dl_i = scale * sum_j W_ij (q_j - l_i).
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,6 +44,39 @@ def soft_linear(
     """
     out: Tensor = _SoftLinear.apply(q, landmarks, v, inverse, centre, scale, key_mask)[0]
     return out
+
+
+class SoftSums:
+    """The linear form for queries and values that come in parts: all of them are added before any are read.
+
+    landmarks, inverse, centre, scale: see `soft_linear`.
+    """
+
+    def __init__(self, landmarks: Tensor, inverse: Tensor, centre: Tensor, scale: float) -> None:
+        self.landmarks, self.inverse, self.centre, self.scale = landmarks, inverse, centre, scale
+        self.summary: Tensor | None = None
+
+    def add(self, q: Tensor, v: Tensor) -> None:
+        """Add P v of queries [B, H, n, D] and their values [B, H, n, Dv]."""
+        for samples, kernel in self._kernels(q):
+            product = kernel.times(v)
+            if self.summary is None:
+                self.summary = product.new_zeros(len(q), *product.shape[1:])
+            self.summary[samples] += product
+
+    def read(self, q: Tensor, dtype: torch.dtype) -> Tensor:
+        """P^T inverse P v [B, H, n, Dv] of these queries, in the dtype of the values."""
+        assert self.summary is not None, "everything has been added"
+        out = _Tokens(q.new_empty((), dtype=dtype).expand(*q.shape[:3], self.summary.shape[-1]))
+        for samples, kernel in self._kernels(q):
+            mixed = self.inverse[samples] @ self.summary[samples]
+            for chunk in kernel.chunks:
+                out.put(samples, chunk, saturate(kernel.block(chunk).mT @ mixed, dtype))
+        return out.whole()
+
+    def _kernels(self, q: Tensor) -> Iterator[tuple[slice, "_Kernel"]]:
+        for samples in _sample_groups(q, self.landmarks):
+            yield samples, _Kernel(q, self.landmarks, self.centre, self.scale, None, samples)
 
 
 class _SoftLinear(torch.autograd.Function):
