@@ -1,7 +1,7 @@
-"""Attention of large images in evaluation, computed in bands of rows: one tensor of the image's size is made, the result.
+"""Attention of large images in evaluation, in bands of rows: one tensor of the image's size is made, the result.
 
-Attention that sums over all tokens needs them twice: to add them up, and to read its sums. Keys and values are projected
-where they are needed and not kept; the values, which the local term needs too, are projected twice for it.
+Attention that sums over all tokens needs them twice: to add them up, and to read its sums. Keys and values are
+projected where they are needed and not kept; the values are projected a second time for the local term.
 """
 
 from typing import TYPE_CHECKING, Any

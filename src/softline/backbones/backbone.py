@@ -172,7 +172,7 @@ class Backbone(nn.Module):
                 out = self.norm(x) if norm and index == self.num_stages - 1 else x
                 prefix = self.stages[index].num_prefix_tokens
                 grid_tokens = out[:, prefix:]
-                out_map = token_map(grid_tokens, grid_size).contiguous() if output_fmt == "NCHW" else grid_tokens
+                out_map = token_map(grid_tokens, grid_size) if output_fmt == "NCHW" else grid_tokens
                 intermediates.append((out_map, out[:, :prefix]) if return_prefix_tokens and prefix else out_map)
         if intermediates_only:
             return intermediates

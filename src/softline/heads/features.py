@@ -78,7 +78,10 @@ class StageMaps(nn.Module):
             ) from error
         if getattr(self.body, "output_fmt", "NCHW") == "NHWC":
             found = [stage.permute(0, 3, 1, 2) for stage in found]
-        return [norm(found[stage]) for norm, stage in zip(self.norms, self.stages, strict=True)]
+        # a map that has been normalised is let go of before the next one
+        maps = {stage: found[stage] for stage in self.stages}
+        del found
+        return [norm(maps.pop(stage)) for norm, stage in zip(self.norms, self.stages, strict=True)]
 
 
 def _whole_patches(images: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

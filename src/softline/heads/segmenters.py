@@ -11,7 +11,8 @@ upsamples maps by 2 instead of resizing them to the next level, so its images ar
 decoder multiplies maps before it resizes them, which gives the same result at a fraction of the cost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,13 +23,27 @@ from torch import Tensor, nn
 from softline.checks import check_integer, check_range
 from softline.errors import UserError
 from softline.heads.features import STRIDES, StageMaps
-from softline.layers.grid import as_pair, pad_to_whole
+from softline.heads.rows import (
+    RowMap,
+    added,
+    doubled,
+    each_neighbourhood,
+    each_pixel,
+    group_normed,
+    joined,
+    resized,
+    rows_likeliest,
+    rows_of,
+)
+from softline.layers.grid import GridSize, as_pair, pad_to_whole
 from softline.ops.chunks import is_exported
 
 # the third of four stages, at stride 16
 AUXILIARY_STAGE = 2
 # number of groups of GroupNorm in segmentation-models-pytorch
 GROUPS = 32
+# numbers in the largest tensor of a decoder that is made whole: 256 MB in float32
+WHOLE_NUMBERS = 2**26
 
 
 class Segmenter(nn.Module):
@@ -36,6 +51,8 @@ class Segmenter(nn.Module):
 
     decoder: decoder of segmentation-models-pytorch; its output is a map at stride 4.
     classifier: module from the decoder's map to logits at stride 4.
+    decode_rows: does what the decoder does for maps at strides 4, 8, 16 and 32, in evaluation, row by row.
+    decoder_width: channels of the widest map at stride 4 inside the decoder.
     auxiliary: module from the third stage's map to logits at stride 16, for training only.
     divisor: images are zero-padded at the bottom and the right to multiples of it, and the logits are cropped.
     """
@@ -44,8 +61,10 @@ class Segmenter(nn.Module):
         self,
         maps: StageMaps,
         decoder: nn.Module,
-        classifier: nn.Module,
+        classifier: nn.Sequential,
         *,
+        decode_rows: Callable[[Any, Sequence[Tensor]], RowMap],
+        decoder_width: int,
         auxiliary: nn.Module | None = None,
         divisor: int = 1,
     ) -> None:
@@ -53,23 +72,48 @@ class Segmenter(nn.Module):
         self.maps = maps
         self.decoder = decoder
         self.classifier = classifier
+        self.decode_rows = decode_rows
+        self.decoder_width = decoder_width
         self.auxiliary = auxiliary
         self.divisor = divisor
+        last: Any = classifier[-1]
+        self.num_classes: int = last.out_channels
 
-    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, size: GridSize | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Images [B, 3, H, W] of any size -> logits [B, K, H, W] in float32.
 
         In training with an auxiliary head the result is (logits, auxiliary logits), both [B, K, H, W].
+
+        size: in evaluation, return instead the most probable class of each pixel of the logits resized to this size
+            [B, *size], int64. The logits of large images, and what the decoder makes, then exist in bands of rows only,
+            which is equal up to rounding.
         """
         self._check_batch(images)
         padded = pad_to_whole(images, self.divisor)
         maps = self.maps(padded)
+        if size is not None:
+            return self._labels(maps, padded, images, size)
         # the decoders expect maps from stride 1 on, and ignore those at strides 1 and 2
         decoded = self.decoder([padded, padded, *maps])  # [B, channels, H / 4, W / 4]
         logits = _enlarge(self.classifier(decoded), padded, images)
         if self.auxiliary is None or not self.training:
             return logits
         return logits, _enlarge(self.auxiliary(maps[AUXILIARY_STAGE]), padded, images)
+
+    def _labels(self, maps: list[Tensor], padded: Tensor, images: Tensor, size: GridSize) -> Tensor:
+        height, width = images.shape[-2:]
+        pixels = max(height * width, size[0] * size[1])
+        largest = len(images) * max(self.num_classes * pixels, self.decoder_width * maps[0][0, 0].numel())
+        if largest <= WHOLE_NUMBERS:
+            decoded = rows_of(self.decoder([padded, padded, *maps]))
+        else:
+            decoded = self.decode_rows(self.decoder, maps)
+        coarse = each_pixel(lambda part: self.classifier(part).float(), decoded)
+        whole = resized(coarse, (padded.shape[2], padded.shape[3]))
+        logits = RowMap((height, width), lambda first, last: whole.read(first, last)[..., :width])
+        # a row of logits needs a quarter of a row of the decoder's map
+        row_numbers = max(self.num_classes * max(width, size[1]), self.decoder_width * maps[0].shape[3] // 4)
+        return rows_likeliest(resized(logits, size), len(images) * row_numbers, images.device)
 
     def _check_batch(self, images: Tensor) -> None:
         if not self.training or len(images) > 1:
@@ -108,7 +152,31 @@ def upernet(
     initialize_decoder(decoder)
     _pool_any_size(decoder)
     side = _fcn(maps.channels[AUXILIARY_STAGE], channels // 2, num_classes, dropout) if auxiliary else None
-    return Segmenter(maps, decoder, _classifier(channels, num_classes, dropout), auxiliary=side)
+    return Segmenter(
+        maps,
+        decoder,
+        _classifier(channels, num_classes, dropout),
+        decode_rows=_upernet_rows,
+        decoder_width=len(maps.channels) * channels,
+        auxiliary=side,
+    )
+
+
+def _upernet_rows(decoder: Any, maps: Sequence[Tensor]) -> RowMap:
+    """What segmentation-models-pytorch's UPerNetDecoder does."""
+    *fine, coarsest = (
+        each_pixel(norm, rows_of(stage)) for norm, stage in zip(decoder.feature_norms, maps, strict=True)
+    )
+    # the only part that sees the whole image; the map at stride 32 is small
+    states = [rows_of(decoder.psp(coarsest.read(0, coarsest.size[0])))]
+    for block, stage in zip(decoder.fpn_lateral_blocks, reversed(fine), strict=True):
+        states.append(added([resized(states[-1], stage.size), each_pixel(block.conv_norm_relu, stage)]))
+    levels = [
+        states[0],
+        *(each_neighbourhood(conv, state) for conv, state in zip(decoder.fpn_conv_blocks, states[1:], strict=True)),
+    ]
+    stacked = joined([resized(level, states[-1].size) for level in reversed(levels)])
+    return each_neighbourhood(decoder.fusion_block, stacked)
 
 
 def semantic_fpn(
@@ -142,7 +210,32 @@ def semantic_fpn(
         dropout=dropout,
     )
     initialize_decoder(decoder)
-    return Segmenter(maps, decoder, _classifier(head_channels, num_classes, 0.0), divisor=STRIDES[-1])
+    return Segmenter(
+        maps,
+        decoder,
+        _classifier(head_channels, num_classes, 0.0),
+        decode_rows=_semantic_fpn_rows,
+        decoder_width=len(maps.channels) * head_channels,
+        divisor=STRIDES[-1],
+    )
+
+
+def _semantic_fpn_rows(decoder: Any, maps: Sequence[Tensor]) -> RowMap:
+    """What segmentation-models-pytorch's FPNDecoder does."""
+    finest, fine, coarse, coarsest = maps
+    p5 = decoder.p5(coarsest)
+    p4 = decoder.p4(p5, coarse)
+    p3 = added([doubled(rows_of(p4)), each_pixel(decoder.p3.skip_conv, rows_of(fine))])
+    p2 = added([doubled(p3), each_pixel(decoder.p2.skip_conv, rows_of(finest))])
+    branches = []
+    for branch, level in zip(decoder.seg_blocks, (rows_of(p5), rows_of(p4), p3, p2), strict=True):
+        for block in branch.block:
+            conv, norm, activation = block.block
+            level = each_pixel(activation, group_normed(norm, each_neighbourhood(conv, level), finest.device))
+            if block.upsample:
+                level = resized(level, (2 * level.size[0], 2 * level.size[1]), align_corners=True)
+        branches.append(level)
+    return added(branches)
 
 
 def segformer(body: nn.Module, num_classes: int, *, channels: int = 256, dropout: float = 0.1) -> Segmenter:
@@ -164,7 +257,13 @@ def segformer(body: nn.Module, num_classes: int, *, channels: int = 256, dropout
     maps = StageMaps(body)
     decoder = SegformerDecoder(encoder_channels=[3, 0, *maps.channels], segmentation_channels=channels)
     initialize_decoder(decoder)
-    return Segmenter(maps, ProjectedSum(decoder), _classifier(channels, num_classes, dropout))
+    return Segmenter(
+        maps,
+        ProjectedSum(decoder),
+        _classifier(channels, num_classes, dropout),
+        decode_rows=ProjectedSum.rows,
+        decoder_width=channels,
+    )
 
 
 class ProjectedSum(nn.Module):
@@ -183,21 +282,36 @@ class ProjectedSum(nn.Module):
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """Maps at strides 4, 8, 16 and 32, the last four of ``features`` -> [B, channels, H / 4, W / 4]."""
-        decoder: Any = self.decoder
-        projections, (fuse, *rest) = decoder.mlp_stage, decoder.fuse_stage
-        # the decoder starts with the coarsest stage
-        stages = features[: -len(projections) - 1 : -1]
-        parts = fuse.weight[..., 0, 0].chunk(len(projections), dim=1)
-        finest, total = stages[-1], None
-        for stage, projection, part in zip(stages, projections, parts, strict=True):
-            linear = projection.linear
-            found = F.conv2d(stage, (part @ linear.weight)[..., None, None], part @ linear.bias)
+        finest, total = features[-4], None
+        for stage, product in self._products(features):
+            found = product(stage)
             if stage is not finest:
                 found = F.interpolate(found, size=finest.shape[-2:], mode="bilinear", align_corners=False)
             total = found if total is None else total + found
-        for module in rest:
-            total = module(total)
         assert total is not None, "there are stages"
+        return self._rest(total)
+
+    def rows(self, features: Sequence[Tensor]) -> RowMap:
+        """`forward` row by row."""
+        projected = [each_pixel(product, rows_of(stage)) for stage, product in self._products(features)]
+        # the finest stage is the last one
+        return each_pixel(self._rest, added([resized(part, projected[-1].size) for part in projected]))
+
+    def _products(self, features: Sequence[Tensor]) -> list[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+        """The stages, the coarsest first as in the decoder, and the product that each of them enters."""
+        decoder: Any = self.decoder
+        parts = decoder.fuse_stage[0].weight[..., 0, 0].chunk(len(decoder.mlp_stage), dim=1)
+        linears = [projection.linear for projection in decoder.mlp_stage]
+        products = [
+            partial(F.conv2d, weight=(part @ linear.weight)[..., None, None], bias=part @ linear.bias)
+            for part, linear in zip(parts, linears, strict=True)
+        ]
+        return list(zip(features[: -len(products) - 1 : -1], products, strict=True))
+
+    def _rest(self, total: Tensor) -> Tensor:
+        decoder: Any = self.decoder
+        for module in list(decoder.fuse_stage)[1:]:
+            total = module(total)
         return total
 
 

@@ -4,7 +4,7 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from softline.layers.grid import GridSize
-from softline.layers.tokenwise import TanhGELU, for_each_token
+from softline.layers.tokenwise import TanhGELU, for_each_token, runs_in_parts
 from softline.ops.chunks import add_to
 
 
@@ -36,8 +36,8 @@ class PreNormBlock(nn.Module):
     def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
         context = {"context": x} if self.pass_context else {}
         attended = self.drop_path(self.attn(self.norm1(x), grid_size, **context))
-        # nobody else has what the attention returns
-        x = add_to(attended, x)
+        # nobody else has what the attention returns, unless there are hooks
+        x = add_to(attended, x) if runs_in_parts(self) else x + attended
         return for_each_token(self, self._rest, x, width=self.hidden_dim, out=x)
 
     def _rest(self, x: Tensor) -> Tensor:

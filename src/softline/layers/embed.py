@@ -52,7 +52,7 @@ class PatchEmbed(nn.Module):
 
     def _embed(self, maps: Tensor) -> Tensor:
         maps = self.proj(channels_last(pad_to_whole(maps, self.stride)))
-        return maps if isinstance(self.norm, nn.Identity) else token_map(self.norm(map_tokens(maps)), maps.shape[2:])
+        return token_map(self.norm(map_tokens(maps)), (maps.shape[2], maps.shape[3]))
 
 
 class ConvEmbed(nn.Module):
@@ -83,9 +83,7 @@ class ConvEmbed(nn.Module):
     def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
         pixels = self.stride * maps.shape[3] // self.first_stride**2
         row_numbers = self.first_width * max(pixels, 1)
-        maps = for_each_band(
-            self, self._embed, maps, stride=self.stride, row_numbers=row_numbers, reach=self.reach
-        )
+        maps = for_each_band(self, self._embed, maps, stride=self.stride, row_numbers=row_numbers, reach=self.reach)
         return map_tokens(maps), (maps.shape[2], maps.shape[3])
 
     def _embed(self, maps: Tensor) -> Tensor:

@@ -3,13 +3,14 @@
 They are called as ``local(x, v, grid_size, key_mask) -> [B, H, N, D]`` with the attention's input x [B, N, C] and its
 values v [B, H, N, D], both zero at masked tokens. The result is zero for prefix tokens.
 
-``kernels(x, key_mask)`` is all that depends on the input, and ``convolve(v, grid_size, kernels)`` the rest, which can be
-called with some rows of the grid; ``reach`` is the number of rows above and below that a row depends on.
+``kernels(x, key_mask)`` is all that depends on the input, and ``convolve(v, grid_size, kernels)`` the rest, which can
+be called with some rows of the grid; ``reach`` is the number of rows above and below that a row depends on.
 """
 
 import math
+from collections.abc import Iterator
 from functools import reduce
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -192,12 +193,15 @@ def _odd_pair(name: str, kernel_size: int | GridSize) -> GridSize:
 class LocalSum(nn.ModuleList):
     """The sum of several local terms."""
 
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__()
+
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
         return self.convolve(v, grid_size, self.kernels(x, key_mask))
 
     @property
     def reach(self) -> int:
-        return max(term.reach for term in self)
+        return max(int(term.reach) for term in self)
 
     def kernels(self, x: Tensor, key_mask: Tensor | None = None) -> list[Tensor | None]:
         return [term.kernels(x, key_mask) for term in self]

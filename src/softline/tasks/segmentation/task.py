@@ -14,15 +14,14 @@ from torchmetrics import MetricCollection
 from softline.data.semantic.classes import IGNORE
 from softline.engine.task import Loss
 from softline.errors import UserError
+from softline.heads.rows import each_pixel, resized, rows_likeliest, rows_of
+from softline.heads.segmenters import Segmenter
+from softline.layers.grid import GridSize
 from softline.tasks.segmentation.metrics import SegmentationMetrics
 from softline.tasks.segmentation.windows import SlidingWindows
 
 # weight of the auxiliary head's loss, as in mmsegmentation
 AUXILIARY_WEIGHT = 0.4
-
-
-# classes whose logits are resized at once: all 150 of a large photograph would take gigabytes
-_RESIZED_CLASSES = 16
 
 
 @dataclass(eq=False)
@@ -93,11 +92,15 @@ class Segmentation:
         self, model: nn.Module, images: Tensor | Sequence[Tensor], truths: Sequence[Tensor]
     ) -> Iterator[Tensor]:
         """Yield the classes of each image at the size of its labels; whole images of one size run as a batch."""
-        sizes = [tuple(truth.shape) for truth in truths]
+        sizes = [(truth.shape[0], truth.shape[1]) for truth in truths]
         if self.windows is None and isinstance(images, Tensor):
             if len(images):
-                found = model(images.contiguous(memory_format=self.layout))
-                yield from (likeliest(logits, size) for logits, size in zip(found, sizes, strict=False))
+                images = images.contiguous(memory_format=self.layout)
+                if len(set(sizes[: len(images)])) == 1:
+                    yield from batch_labels(model, images, sizes[0])
+                else:
+                    found = model(images)
+                    yield from (likeliest(logits, size) for logits, size in zip(found, sizes, strict=False))
             return
         for image, size in zip(images, sizes, strict=False):
             yield image_labels(model, image, size, windows=self.windows)
@@ -123,20 +126,30 @@ def predict_labels(
         raise UserError("predict_labels needs a model in evaluation mode: call model.eval()")
     if image.ndim != 3:
         raise UserError(f"image must have shape [3, H, W], got {tuple(image.shape)}")
-    return image_labels(model, image, size or tuple(image.shape[-2:]), windows=windows)
+    return image_labels(model, image, size or (image.shape[1], image.shape[2]), windows=windows)
 
 
-def image_labels(
-    model: nn.Module, image: Tensor, size: tuple[int, ...], *, windows: SlidingWindows | None = None
-) -> Tensor:
+def image_labels(model: nn.Module, image: Tensor, size: GridSize, *, windows: SlidingWindows | None = None) -> Tensor:
     """Find the class of each pixel of an image [3, H, W], resized to ``size``, int64.
 
-    The logits of a large image can take gigabytes. In windows, and unless they have to be resized, they are reduced to
-    classes in bands.
+    The logits of a large image can take gigabytes: they are reduced to classes in bands, except those of windows that
+    have to be resized.
     """
-    if windows is None or tuple(size) != tuple(image.shape[-2:]):
+    if windows is None:
+        return batch_labels(model, image[None], size)[0]
+    if tuple(size) != tuple(image.shape[-2:]):
         return likeliest(image_logits(model, image, windows=windows), size)
-    return torch.cat([likeliest(logits, logits.shape[-2:]) for logits in _bands(model, image, windows)])
+    return torch.cat(
+        [likeliest(logits, (logits.shape[1], logits.shape[2])) for logits in _bands(model, image, windows)]
+    )
+
+
+def batch_labels(model: nn.Module, images: Tensor, size: GridSize) -> list[Tensor]:
+    """Find the class of each pixel of images [B, 3, H, W], resized to ``size``, int64."""
+    # other networks, such as exported ones, return logits only; DDP's model is its module
+    if isinstance(getattr(model, "module", model), Segmenter):
+        return list(model(images, size))
+    return [likeliest(logits, size) for logits in model(images)]
 
 
 def image_logits(model: nn.Module, image: Tensor, *, windows: SlidingWindows | None = None) -> Tensor:
@@ -182,18 +195,10 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return total / labels.numel()
 
 
-def likeliest(logits: Tensor, size: tuple[int, ...]) -> Tensor:
+def likeliest(logits: Tensor, size: GridSize) -> Tensor:
     """Resize logits [K, H, W] to ``size`` and return the most probable class of each pixel, int64."""
-    best = logits.new_full(size, -torch.inf, dtype=torch.float32)
-    labels = torch.zeros(size, dtype=torch.int64, device=logits.device)
-    for first in range(0, len(logits), _RESIZED_CLASSES):
-        part = logits[None, first : first + _RESIZED_CLASSES].float()
-        value, label = F.interpolate(part, size=size, mode="bilinear", align_corners=False)[0].max(0)
-        labels = torch.where(value > best, label + first, labels)
-        best = torch.maximum(best, value)
-    if best.isnan().any():
-        raise UserError("the model's logits are not numbers (NaN)")
-    return labels
+    rows = resized(each_pixel(Tensor.float, rows_of(logits[None])), (size[0], size[1]))
+    return rows_likeliest(rows, len(logits) * max(size[1], logits.shape[2]), logits.device)[0]
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:

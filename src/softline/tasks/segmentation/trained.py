@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from softline.tasks.predicting import Photograph, predict_images, run_by_size
 from softline.tasks.segmentation.build import segmentation_eval_transform, segmentation_val_set, windows_of
 from softline.tasks.segmentation.recipe import SegmentationRecipe
 from softline.tasks.segmentation.results import LabelMap
-from softline.tasks.segmentation.task import Segmentation, image_labels, likeliest
+from softline.tasks.segmentation.task import Segmentation, batch_labels, image_labels
 
 # one pixel of the coarsest map
 LEAST_SIDE = 32
@@ -81,13 +82,12 @@ class TrainedSegmenter(Trained):
         ]
         with torch.no_grad():
             if windows is None:
-                whole = run_by_size(pixels, self.model)
-                found = (likeliest(logits, size) for logits, size in zip(whole, sizes, strict=True))
+                found = run_by_size(pixels, sizes, partial(batch_labels, self.model))
             else:
-                found = (
+                found = [
                     image_labels(self.model, image, size, windows=windows)
                     for image, size in zip(pixels, sizes, strict=True)
-                )
+                ]
             labels = [each.cpu() for each in found]
         colours = palette("cityscapes" if data.layout == "cityscapes" else len(self.classes))
         return [

@@ -1,0 +1,133 @@
+"""Maps whose rows are computed when they are read, so that the decoder of a large image needs little memory.
+
+A `RowMap` is a recipe for rows of a map [B, C, H, W]. Convolutions, resizing and sums of such maps are again recipes,
+and nothing is computed before rows of the last one are read. Rows that several bands need are computed several times.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softline.errors import UserError
+from softline.layers.bands import row_bands
+from softline.layers.grid import GridSize
+
+
+class RowMap(NamedTuple):
+    size: GridSize
+    """Rows and columns of the whole map."""
+    read: Callable[[int, int], Tensor]
+    """Returns the rows from the first number up to the second [B, C, rows, W]."""
+
+    def bands(self, row_numbers: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the map in bands of rows, with their places.
+
+        row_numbers: numbers in one row of the largest tensor that a band needs.
+        """
+        for band in row_bands(self.size[0], row_numbers, device):
+            yield band.rows, self.read(band.first, band.last)
+
+
+def rows_of(maps: Tensor) -> RowMap:
+    """The rows of a map [B, C, H, W] that exists."""
+    return RowMap((maps.shape[2], maps.shape[3]), lambda first, last: maps[:, :, first:last])
+
+
+def each_pixel(function: Callable[[Tensor], Tensor], maps: RowMap) -> RowMap:
+    """A function that treats pixels independently."""
+    return RowMap(maps.size, lambda first, last: function(maps.read(first, last)))
+
+
+def each_neighbourhood(function: Callable[[Tensor], Tensor], maps: RowMap, reach: int = 1) -> RowMap:
+    """A function that keeps the size and depends on ``reach`` rows around, as padded convolutions do."""
+
+    def read(first: int, last: int) -> Tensor:
+        begin, end = max(first - reach, 0), min(last + reach, maps.size[0])
+        # what the function pads inside the map reaches only rows that are cut off
+        return function(maps.read(begin, end))[:, :, first - begin : last - begin]
+
+    return RowMap(maps.size, read)
+
+
+def resized(maps: RowMap, size: GridSize, *, align_corners: bool = False) -> RowMap:
+    """``F.interpolate(maps, size, mode="bilinear", align_corners=align_corners)``."""
+    size = (size[0], size[1])
+    if size == maps.size:
+        return maps
+    rows = maps.size[0]
+
+    def read(first: int, last: int) -> Tensor:
+        # in float32, as in torch's kernel
+        places = torch.arange(first, last, dtype=torch.float32)
+        if align_corners:
+            places = places * ((rows - 1) / max(size[0] - 1, 1))
+        else:
+            places = ((places + 0.5) * (rows / size[0]) - 0.5).clamp(min=0)
+        above = places.long().clamp(max=rows - 1)
+        below = (above + 1).clamp(max=rows - 1)
+        begin, end = int(above[0]), int(below[-1]) + 1
+        near = maps.read(begin, end)
+        share = (places - above).to(near)[:, None]
+        upper, lower = ((index - begin).to(near.device) for index in (above, below))
+        mixed = torch.lerp(near.index_select(2, upper), near.index_select(2, lower), share)
+        return F.interpolate(mixed, size=(last - first, size[1]), mode="bilinear", align_corners=align_corners)
+
+    return RowMap(size, read)
+
+
+def doubled(maps: RowMap) -> RowMap:
+    """Every pixel four times: ``F.interpolate(maps, scale_factor=2, mode="nearest")``."""
+
+    def read(first: int, last: int) -> Tensor:
+        begin = first // 2
+        twice = F.interpolate(maps.read(begin, (last + 1) // 2), scale_factor=2.0, mode="nearest")
+        return twice[:, :, first - 2 * begin : last - 2 * begin]
+
+    return RowMap((2 * maps.size[0], 2 * maps.size[1]), read)
+
+
+def group_normed(norm: nn.GroupNorm, maps: RowMap, device: torch.device) -> RowMap:
+    """GroupNorm, whose statistics are those of the whole map: it is read once to compute them."""
+    sums: list[Tensor] = []
+    for _, band in maps.bands(norm.num_channels * maps.size[1], device):
+        groups = band.unflatten(1, (norm.num_groups, -1)).flatten(2).double()
+        sums.append(torch.stack([groups.sum(2), groups.square().sum(2)]))
+    total, square = torch.stack(sums).sum(0) / (maps.size[0] * maps.size[1] * norm.num_channels // norm.num_groups)
+    deviation = (square - total.square() + norm.eps).sqrt()
+    mean, factor = (part.repeat_interleave(norm.num_channels // norm.num_groups, 1) for part in (total, 1 / deviation))
+    factor = factor * norm.weight
+    shift = norm.bias - mean * factor
+
+    def normalise(part: Tensor) -> Tensor:
+        return torch.addcmul(shift.to(part.dtype)[..., None, None], part, factor.to(part.dtype)[..., None, None])
+
+    return each_pixel(normalise, maps)
+
+
+def added(maps: Sequence[RowMap]) -> RowMap:
+    return RowMap(maps[0].size, lambda first, last: reduce(torch.add, (part.read(first, last) for part in maps)))
+
+
+def joined(maps: Sequence[RowMap]) -> RowMap:
+    """The channels of several maps of one size, one after the other."""
+    return RowMap(maps[0].size, lambda first, last: torch.cat([part.read(first, last) for part in maps], dim=1))
+
+
+def rows_likeliest(logits: RowMap, row_numbers: int, device: torch.device) -> Tensor:
+    """The most probable class of each pixel [B, H, W], int64, of logits that are reduced to classes in bands.
+
+    row_numbers: see `RowMap.bands`.
+    """
+    labels: Tensor | None = None
+    for rows, band in logits.bands(row_numbers, device):
+        best, found = band.max(1)
+        if best.isnan().any():
+            raise UserError("the model's logits are not numbers (NaN)")
+        labels = found.new_empty(len(found), *logits.size) if labels is None else labels
+        labels[:, rows] = found
+    assert labels is not None, "a map has rows"
+    return labels
