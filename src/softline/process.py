@@ -19,6 +19,8 @@ from softline.errors import UserError
 # parameters of glibc's mallopt
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER, LARGEST_INT = -1, 2**31 - 1
+INFERENCE_BLOCK = 2**25
+"""Bytes of the largest tensors of a band, see `softline.layers.bands`."""
 
 SPIN_COUNT = "GOMP_SPINCOUNT"
 # GNU's own number is 300,000; measured in docs/benchmarks.md
@@ -31,17 +33,21 @@ chosen: dict[str, str] = {}
 """Environment variables that were set here, and not by the user."""
 
 
-def keep_memory() -> bool:
+def keep_memory(*, largest: int = LARGEST_INT) -> bool:
     """Let the C library keep the memory of freed tensors for the next ones.
 
     Linux's glibc returns every block above 32 MB to the system as soon as it is freed, and each page of the next large
-    tensor is then faulted in and filled with zeros, which takes a fifth of the time of an image of 2048 x 2048 pixels.
-    Afterwards the process stays as large as it has been once, and its peak is up to a quarter higher, because the
-    blocks that are kept do not always fit.
+    tensor is then faulted in and filled with zeros, which takes a fifth of the time of a training step with images of
+    2048 x 2048 pixels. Afterwards the process stays as large as it has been once, and its peak is up to a quarter
+    higher, because the blocks that are kept do not always fit.
+
+    largest: bytes of the largest block that is kept. In evaluation large images are computed in bands whose tensors
+        have up to `INFERENCE_BLOCK` bytes: if those are kept and the few larger ones are returned, inference is as fast
+        and needs least memory.
 
     Returns False, and changes nothing, where the C library is another one.
     """
-    return set_allocator(M_TRIM_THRESHOLD, NEVER) and set_allocator(M_MMAP_THRESHOLD, LARGEST_INT)
+    return set_allocator(M_TRIM_THRESHOLD, NEVER) and set_allocator(M_MMAP_THRESHOLD, largest)
 
 
 def set_allocator(parameter: int, value: int) -> bool:
@@ -74,9 +80,12 @@ def _is_busy() -> bool:
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2
 
 
-def settle(*, keep: bool) -> None:
-    """Make the settings of a command, except those that the user has made by environment variables."""
+def settle(*, largest: int | None) -> None:
+    """Make the settings of a command, except those that the user has made by environment variables.
+
+    largest: see `keep_memory`; None leaves the C library as it is.
+    """
     if not any(name in os.environ for name in WAITING) and "torch" not in sys.modules:
         spin_briefly()
-    if keep and not any(name.startswith(ALLOCATING) for name in os.environ):
-        keep_memory()
+    if largest is not None and not any(name.startswith(ALLOCATING) for name in os.environ):
+        keep_memory(largest=largest)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from softline.attention.bands import attend_in_bands, wants_bands
+from softline.attention.bands import attend_in_bands, is_large, project, wants_bands
 from softline.errors import UserError
 from softline.layers.grid import GridSize, check_grid
 from softline.ops.chunks import is_exported
@@ -165,9 +165,16 @@ class MultiHeadAttention(nn.Module):
         self._check(x, grid_size, key_mask)
         if key_mask is not None:
             x = x.masked_fill(~key_mask[..., None], 0)
-        parts = self.qkv(x)
-        q, *k, v = (hide(part, key_mask) for part in self._heads(saturate(parts, parts.dtype)))
+        q, *k, v = (hide(part, key_mask) for part in self._parts(x))
         return x, q, k[0] if k else q, v
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys if they have a projection of their own, and values [B, H, N, D]."""
+        if is_large(self, x):
+            # one after the other: side by side they would have to be copied
+            return tuple(project(self, x, part) for part in range(self.qkv.out_features // self.dim))
+        parts = self.qkv(x)
+        return self._heads(saturate(parts, parts.dtype))
 
     def _heads(self, parts: Tensor) -> tuple[Tensor, ...]:
         """Two or three parts side by side [B, N, parts * C] as tensors [B, H, N, D]."""

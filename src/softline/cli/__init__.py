@@ -38,6 +38,8 @@ COMMANDS = {
     "models": "list the models with their size, cost and reported accuracy",
     "convert": "turn an official SOFT or InLine checkpoint into a directory that timm loads",
 }
+# the largest block of memory that a command keeps; a server should not stay as large as its largest request
+KEPT = {"explore": None, "predict": process.INFERENCE_BLOCK, "evaluate": process.INFERENCE_BLOCK}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             options = parse(sys.argv[1:] if arguments is None else arguments)
             if arguments is None:
-                # this process is the command's own; a server should not stay as large as its largest request
-                process.settle(keep=options.command != "explore")
+                # this process is the command's own
+                process.settle(largest=KEPT.get(options.command, process.LARGEST_INT))
             return _run(options)
         except KeyboardInterrupt as error:
             number = signal_of(error)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from softline.engine.trained import Result
 
 # options of `Trained.predict` that the help page lists; a task takes some of them, and may take others
-TASK_OPTIONS = ("top", "score", "batch_size")
+TASK_OPTIONS = ("top", "score", "inference", "batch_size")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -42,6 +42,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--top", type=int, metavar="K", help="number of classes to print, for classifiers (default: 5)")
     parser.add_argument(
         "--score", type=float, metavar="S", help="leave out objects with a lower score, for detectors (default: 0.5)"
+    )
+    parser.add_argument(
+        "--inference",
+        choices=("whole", "slide"),
+        help="whole images or sliding windows, for segmenters (default: as in training)",
     )
     parser.add_argument("--batch-size", type=int, metavar="N", help="files at once (default: 1)")
     parser.add_argument("--out", type=place, metavar="DIR", help="directory for drawings of what is found")

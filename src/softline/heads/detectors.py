@@ -43,6 +43,7 @@ from softline.checks import check_at_least, check_integer, check_range
 from softline.errors import UserError
 from softline.heads.cascade import STAGES, CascadeHeads, box_head
 from softline.heads.features import STRIDES, StageMaps
+from softline.layers.grid import pad_to_whole
 
 ANCHOR_SIZES = (32, 64, 128, 256, 512)
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
@@ -109,6 +110,21 @@ class Detector(nn.Module):
             raise UserError("a detector in training needs targets")
         shifted = [{**target, "labels": target["labels"] + self.first_label} for target in targets]
         return self.detector(list(images), shifted)
+
+    def features(self, images: Tensor) -> dict[str, Tensor]:
+        """The pyramid's maps of images [B, 3, H, W] that are resized and normalised already."""
+        height, width = images.shape[-2:]
+        detector: Any = self.detector
+        maps: dict[str, Tensor] = detector.backbone(
+            PaddedImages(pad_to_whole(images, STRIDES[-1]), [(height, width)] * len(images))
+        )
+        return maps
+
+    def resized(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns that an image has in evaluation."""
+        transform: Any = self.detector.transform
+        rows, columns = transform.resized(size)
+        return rows, columns
 
     def _found(self, found: Target) -> Target:
         return {**found, "labels": found["labels"] - self.first_label}
@@ -297,10 +313,12 @@ class ImageBatches(GeneralizedRCNNTransform):  # type: ignore[misc]
         # in training the dataset has already resized the image, to a random scale
         if self.training:
             return image, target
-        height, width = image.shape[-2:]
-        scale = min(self.short_side / min(height, width), self.long_side / max(height, width))
-        size = [max(round(side * scale), 1) for side in (height, width)]
-        return resize(image, size, antialias=True), target
+        return resize(image, self.resized(image.shape[-2:]), antialias=True), target
+
+    def resized(self, size: Sequence[int]) -> list[int]:
+        """Rows and columns in evaluation."""
+        scale = min(self.short_side / min(size), self.long_side / max(size))
+        return [max(round(side * scale), 1) for side in size]
 
     def postprocess(
         self, result: list[Target], image_shapes: list[tuple[int, int]], original_image_sizes: list[tuple[int, int]]

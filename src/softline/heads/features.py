@@ -9,6 +9,7 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from softline.errors import UserError
+from softline.heads.rows import RowMap, each_pixel, rows_of
 
 # the strides that feature pyramids expect
 STRIDES = (4, 8, 16, 32)
@@ -66,7 +67,15 @@ class StageMaps(nn.Module):
             for stage, size in zip(zip(*maps, strict=True), target, strict=True)
         ]
 
+    def rows(self, images: Tensor) -> list[RowMap]:
+        """The same maps, whose rows are normalised when they are read."""
+        stages = zip(self.norms, self._stages(images), strict=True)
+        return [each_pixel(norm, rows_of(stage)) for norm, stage in stages]
+
     def _maps(self, images: Tensor) -> list[Tensor]:
+        return [norm(stage) for norm, stage in zip(self.norms, self._stages(images), strict=True)]
+
+    def _stages(self, images: Tensor) -> list[Tensor]:
         try:
             found = self.body(images)
         except AssertionError as error:
@@ -78,10 +87,7 @@ class StageMaps(nn.Module):
             ) from error
         if getattr(self.body, "output_fmt", "NCHW") == "NHWC":
             found = [stage.permute(0, 3, 1, 2) for stage in found]
-        # a map that has been normalised is let go of before the next one
-        maps = {stage: found[stage] for stage in self.stages}
-        del found
-        return [norm(maps.pop(stage)) for norm, stage in zip(self.norms, self.stages, strict=True)]
+        return [found[stage] for stage in self.stages]
 
 
 def _whole_patches(images: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

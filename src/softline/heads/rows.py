@@ -23,6 +23,9 @@ class RowMap(NamedTuple):
     read: Callable[[int, int], Tensor]
     """Returns the rows from the first number up to the second [B, C, rows, W]."""
 
+    def whole(self) -> Tensor:
+        return self.read(0, self.size[0])
+
     def bands(self, row_numbers: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
         """Yield the map in bands of rows, with their places.
 

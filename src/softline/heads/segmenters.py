@@ -13,7 +13,7 @@ decoder multiplies maps before it resizes them, which gives the same result at a
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,8 @@ from softline.heads.rows import (
 )
 from softline.layers.grid import GridSize, as_pair, pad_to_whole
 from softline.ops.chunks import is_exported
+
+M = TypeVar("M", Tensor, RowMap)
 
 # the third of four stages, at stride 16
 AUXILIARY_STAGE = 2
@@ -63,7 +65,7 @@ class Segmenter(nn.Module):
         decoder: nn.Module,
         classifier: nn.Sequential,
         *,
-        decode_rows: Callable[[Any, Sequence[Tensor]], RowMap],
+        decode_rows: Callable[[Any, Sequence[RowMap]], RowMap],
         decoder_width: int,
         auxiliary: nn.Module | None = None,
         divisor: int = 1,
@@ -90,9 +92,9 @@ class Segmenter(nn.Module):
         """
         self._check_batch(images)
         padded = pad_to_whole(images, self.divisor)
-        maps = self.maps(padded)
         if size is not None:
-            return self._labels(maps, padded, images, size)
+            return self._labels(padded, images, size)
+        maps = self.maps(padded)
         # the decoders expect maps from stride 1 on, and ignore those at strides 1 and 2
         decoded = self.decoder([padded, padded, *maps])  # [B, channels, H / 4, W / 4]
         logits = _enlarge(self.classifier(decoded), padded, images)
@@ -100,19 +102,19 @@ class Segmenter(nn.Module):
             return logits
         return logits, _enlarge(self.auxiliary(maps[AUXILIARY_STAGE]), padded, images)
 
-    def _labels(self, maps: list[Tensor], padded: Tensor, images: Tensor, size: GridSize) -> Tensor:
+    def _labels(self, padded: Tensor, images: Tensor, size: GridSize) -> Tensor:
         height, width = images.shape[-2:]
         pixels = max(height * width, size[0] * size[1])
-        largest = len(images) * max(self.num_classes * pixels, self.decoder_width * maps[0][0, 0].numel())
+        largest = len(images) * max(self.num_classes * pixels, self.decoder_width * height * width // STRIDES[0] ** 2)
         if largest <= WHOLE_NUMBERS:
-            decoded = rows_of(self.decoder([padded, padded, *maps]))
+            decoded = rows_of(self.decoder([padded, padded, *self.maps(padded)]))
         else:
-            decoded = self.decode_rows(self.decoder, maps)
+            decoded = self.decode_rows(self.decoder, self.maps.rows(padded))
         coarse = each_pixel(lambda part: self.classifier(part).float(), decoded)
         whole = resized(coarse, (padded.shape[2], padded.shape[3]))
         logits = RowMap((height, width), lambda first, last: whole.read(first, last)[..., :width])
         # a row of logits needs a quarter of a row of the decoder's map
-        row_numbers = max(self.num_classes * max(width, size[1]), self.decoder_width * maps[0].shape[3] // 4)
+        row_numbers = max(self.num_classes * max(width, size[1]), self.decoder_width * width // STRIDES[0] ** 2)
         return rows_likeliest(resized(logits, size), len(images) * row_numbers, images.device)
 
     def _check_batch(self, images: Tensor) -> None:
@@ -162,13 +164,11 @@ def upernet(
     )
 
 
-def _upernet_rows(decoder: Any, maps: Sequence[Tensor]) -> RowMap:
+def _upernet_rows(decoder: Any, maps: Sequence[RowMap]) -> RowMap:
     """What segmentation-models-pytorch's UPerNetDecoder does."""
-    *fine, coarsest = (
-        each_pixel(norm, rows_of(stage)) for norm, stage in zip(decoder.feature_norms, maps, strict=True)
-    )
+    *fine, coarsest = (each_pixel(norm, stage) for norm, stage in zip(decoder.feature_norms, maps, strict=True))
     # the only part that sees the whole image; the map at stride 32 is small
-    states = [rows_of(decoder.psp(coarsest.read(0, coarsest.size[0])))]
+    states = [rows_of(decoder.psp(coarsest.whole()))]
     for block, stage in zip(decoder.fpn_lateral_blocks, reversed(fine), strict=True):
         states.append(added([resized(states[-1], stage.size), each_pixel(block.conv_norm_relu, stage)]))
     levels = [
@@ -220,18 +220,19 @@ def semantic_fpn(
     )
 
 
-def _semantic_fpn_rows(decoder: Any, maps: Sequence[Tensor]) -> RowMap:
+def _semantic_fpn_rows(decoder: Any, maps: Sequence[RowMap]) -> RowMap:
     """What segmentation-models-pytorch's FPNDecoder does."""
     finest, fine, coarse, coarsest = maps
-    p5 = decoder.p5(coarsest)
-    p4 = decoder.p4(p5, coarse)
-    p3 = added([doubled(rows_of(p4)), each_pixel(decoder.p3.skip_conv, rows_of(fine))])
-    p2 = added([doubled(p3), each_pixel(decoder.p2.skip_conv, rows_of(finest))])
+    # these two are small
+    p5 = decoder.p5(coarsest.whole())
+    p4 = decoder.p4(p5, coarse.whole())
+    p3 = added([doubled(rows_of(p4)), each_pixel(decoder.p3.skip_conv, fine)])
+    p2 = added([doubled(p3), each_pixel(decoder.p2.skip_conv, finest)])
     branches = []
     for branch, level in zip(decoder.seg_blocks, (rows_of(p5), rows_of(p4), p3, p2), strict=True):
         for block in branch.block:
             conv, norm, activation = block.block
-            level = each_pixel(activation, group_normed(norm, each_neighbourhood(conv, level), finest.device))
+            level = each_pixel(activation, group_normed(norm, each_neighbourhood(conv, level), p5.device))
             if block.upsample:
                 level = resized(level, (2 * level.size[0], 2 * level.size[1]), align_corners=True)
         branches.append(level)
@@ -291,13 +292,13 @@ class ProjectedSum(nn.Module):
         assert total is not None, "there are stages"
         return self._rest(total)
 
-    def rows(self, features: Sequence[Tensor]) -> RowMap:
+    def rows(self, features: Sequence[RowMap]) -> RowMap:
         """`forward` row by row."""
-        projected = [each_pixel(product, rows_of(stage)) for stage, product in self._products(features)]
+        projected = [each_pixel(product, stage) for stage, product in self._products(features)]
         # the finest stage is the last one
         return each_pixel(self._rest, added([resized(part, projected[-1].size) for part in projected]))
 
-    def _products(self, features: Sequence[Tensor]) -> list[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+    def _products(self, features: Sequence[M]) -> list[tuple[M, Callable[[Tensor], Tensor]]]:
         """The stages, the coarsest first as in the decoder, and the product that each of them enters."""
         decoder: Any = self.decoder
         parts = decoder.fuse_stage[0].weight[..., 0, 0].chunk(len(decoder.mlp_stage), dim=1)

@@ -1,6 +1,8 @@
 """Large maps computed in bands of rows in evaluation, so that nothing but inputs and results has their size."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
@@ -9,9 +11,26 @@ from torch import Tensor, nn
 from softline.layers.tokenwise import runs_in_parts
 from softline.ops.chunks import may_overwrite
 
-# numbers in the largest tensor of a band: 32 MB in float32; other devices run fastest with few and large kernels
-CPU_BAND_NUMBERS = 2**23
+# numbers in the largest tensor of a band: 16 MB in float32; other devices run fastest with few and large kernels
+CPU_BAND_NUMBERS = 2**22
 OTHER_BAND_NUMBERS = 2**27
+
+_SHARE: ContextVar[float] = ContextVar("share of a band", default=1.0)
+
+
+def band_numbers(device: torch.device) -> int:
+    """Numbers in the largest tensor of a band on a device."""
+    return int(_SHARE.get() * (CPU_BAND_NUMBERS if device.type == "cpu" else OTHER_BAND_NUMBERS))
+
+
+@contextmanager
+def shrunk_bands(share: float) -> Iterator[None]:
+    """Let bands have this share of their size: a model of large images in small ones."""
+    token = _SHARE.set(share)
+    try:
+        yield
+    finally:
+        _SHARE.reset(token)
 
 
 class Band(NamedTuple):
@@ -45,8 +64,7 @@ def row_bands(rows: int, row_numbers: int, device: torch.device, *, reach: int =
     row_numbers: numbers in one row of the largest tensor that belongs to a band.
     reach: rows above and below that a row depends on.
     """
-    numbers = CPU_BAND_NUMBERS if device.type == "cpu" else OTHER_BAND_NUMBERS
-    height = max(numbers // max(row_numbers, 1), 4 * reach, 1)
+    height = max(band_numbers(device) // max(row_numbers, 1), 4 * reach, 1)
     starts = range(0, rows, height)
     ends = (min(first + height, rows) for first in starts)
     return [

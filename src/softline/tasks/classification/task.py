@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
-from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
 from softline.engine.task import Loss
 from softline.errors import UserError
+
+if TYPE_CHECKING:
+    from torchmetrics import MetricCollection
 
 
 @dataclass(eq=False)
@@ -68,7 +69,10 @@ class Classification:
         mixed, targets = self.mixup(images.clone(), labels)
         return mixed, targets
 
-    def metrics(self) -> MetricCollection:
+    def metrics(self) -> "MetricCollection":
+        from torchmetrics import MeanMetric, MetricCollection
+        from torchmetrics.classification import MulticlassAccuracy
+
         count = len(self.classes)
         return MetricCollection(
             {
@@ -79,18 +83,18 @@ class Classification:
             compute_groups=False,
         )
 
-    def update(self, metrics: MetricCollection, model: nn.Module, batch: list[Tensor], valid: int) -> None:
+    def update(self, metrics: "MetricCollection", model: nn.Module, batch: list[Tensor], valid: int) -> None:
         images, labels = batch
         logits = model(images.contiguous(memory_format=self.layout)).float()[:valid]
         if valid:
             self.count(metrics, logits, labels[:valid])
 
-    def count(self, metrics: MetricCollection, logits: Tensor, labels: Tensor) -> None:
+    def count(self, metrics: "MetricCollection", logits: Tensor, labels: Tensor) -> None:
         metrics["top1"].update(logits, labels)
         metrics["top5"].update(logits, labels)
         metrics["loss"].update(F.cross_entropy(logits, labels, reduction="none"))
 
-    def details(self, metrics: MetricCollection) -> dict[str, Any]:
+    def details(self, metrics: "MetricCollection") -> dict[str, Any]:
         return {}
 
     def facts(self) -> dict[str, Any]:

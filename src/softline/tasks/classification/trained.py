@@ -15,6 +15,7 @@ from softline.attention.hooks import uncapped_landmarks
 from softline.backbones.creation import check_model_name, create_saved, set_image_size
 from softline.checks import check_integer, check_option
 from softline.data.images import ImageSource, ImageStream, in_order, open_source
+from softline.engine.footprint import check_image_memory
 from softline.engine.graph import BATCH, HEIGHT, IMAGE_AXES, WIDTH, Description, Graph, Sizes, image_graph
 from softline.engine.recipe import ModelRecipe, check_channels
 from softline.engine.shipping import check_ends, check_sides, floats
@@ -103,6 +104,7 @@ class Classifier(Trained):
             model = copy.deepcopy(self.model)
             set_image_size(model, self.name, size)
             rank = evaluator.accelerator.process_index
+            self._check_memory(model, size)
             dataset = image_dataset(images, eval_image_transform(settings), mode=settings["mode"], rank=rank)
             task = Classification(model, classes, val_set=dataset)
             with uncapped_landmarks(model) if uncapped else nullcontext():
@@ -122,6 +124,7 @@ class Classifier(Trained):
         return predict_images(inputs, run, mode=self.settings["mode"], batch_size=batch_size)
 
     def _classify(self, photographs: Sequence[Photograph], *, transform: Any, top: int) -> list[Probabilities]:
+        self._check_memory(self.model, self.settings["image_size"])
         pixels = torch.stack([transform(each.image) for each in photographs])
         with torch.no_grad():
             found = class_probabilities(self.model(pixels.to(self.device)))
@@ -130,6 +133,11 @@ class Classifier(Trained):
             Probabilities(class_names=names, by_label=values, shown=top, image=each.image, name=each.name)
             for each, values in zip(photographs, found, strict=True)
         ]
+
+    def _check_memory(self, model: nn.Module, size: int) -> None:
+        # exported networks run outside torch
+        if self.settings["mode"] == "RGB" and next(model.parameters(), None) is not None:
+            check_image_memory(model, model, (size, size), what="an image", instead="choose a smaller size (--sizes)")
 
     def graph(self) -> Graph:
         size = self.settings["image_size"]

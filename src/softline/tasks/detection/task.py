@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from torchmetrics import MetricCollection
 
 from softline.engine.task import Loss
 from softline.errors import UserError
-from softline.tasks.detection.metrics import CocoMetrics
+
+if TYPE_CHECKING:
+    from torchmetrics import MetricCollection
 
 Target = dict[str, Tensor]
 Batch = tuple[Tensor, list[Tensor], list[Target]]
@@ -51,15 +52,19 @@ class Detection:
         losses: dict[str, Tensor] = model(images, targets)
         return Loss(torch.stack(list(losses.values())).sum(), {name: value.detach() for name, value in losses.items()})
 
-    def metrics(self) -> MetricCollection:
+    def metrics(self) -> "MetricCollection":
+        from torchmetrics import MetricCollection
+
+        from softline.tasks.detection.metrics import CocoMetrics
+
         return MetricCollection({"coco": CocoMetrics(masks=self.masks)}, compute_groups=False)
 
-    def update(self, metrics: MetricCollection, model: nn.Module, batch: Batch, valid: int) -> None:
+    def update(self, metrics: "MetricCollection", model: nn.Module, batch: Batch, valid: int) -> None:
         _, images, targets = batch
         found = model(images)
         metrics["coco"].update(found[:valid], targets[:valid])
 
-    def details(self, metrics: MetricCollection) -> dict[str, Any]:
+    def details(self, metrics: "MetricCollection") -> dict[str, Any]:
         return {}
 
     def facts(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from softline.checks import check_range
+from softline.engine.footprint import check_image_memory
 from softline.engine.graph import Description, Graph, Sizes, image_graph
 from softline.engine.shipping import describe_recipe
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
@@ -78,10 +79,18 @@ class TrainedDetector(Trained):
             return predict_images(inputs, partial(self._find, score=score), mode="RGB", batch_size=batch_size)
 
     def _find(self, photographs: Sequence[Photograph], *, score: float) -> list[Detections]:
+        if isinstance(self.model, Detector):
+            for each in photographs:
+                self._check_memory(self.model, each.image.height, each.image.width)
         pixels = [(pil_to_tensor(each.image).float() / 255).to(self.device) for each in photographs]
         with torch.no_grad():
             results = self.model(pixels)
         return [self._detections(each, found, score) for each, found in zip(photographs, results, strict=True)]
+
+    def _check_memory(self, model: Detector, height: int, width: int) -> None:
+        size = model.resized((height, width))
+        instead = f"lower data.short_side and data.long_side of the recipe, which make it {size[1]} x {size[0]}"
+        check_image_memory(model, model.features, size, what="an image", instead=instead)
 
     def _detections(self, photograph: Photograph, found: dict[str, Tensor], score: float) -> Detections:
         kept = found["scores"] > score

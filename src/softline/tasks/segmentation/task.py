@@ -1,24 +1,26 @@
 """Loss, metrics and inference of segmentation."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import Dataset
-from torchmetrics import MetricCollection
 
 from softline.data.semantic.classes import IGNORE
+from softline.engine.footprint import check_image_memory
 from softline.engine.task import Loss
 from softline.errors import UserError
 from softline.heads.rows import each_pixel, resized, rows_likeliest, rows_of
 from softline.heads.segmenters import Segmenter
 from softline.layers.grid import GridSize
-from softline.tasks.segmentation.metrics import SegmentationMetrics
 from softline.tasks.segmentation.windows import SlidingWindows
+
+if TYPE_CHECKING:
+    from torchmetrics import MetricCollection
 
 # weight of the auxiliary head's loss, as in mmsegmentation
 AUXILIARY_WEIGHT = 0.4
@@ -42,6 +44,8 @@ class Segmentation:
     windows: SlidingWindows | None = None
     channels_last: bool = False
     groups: Sequence[int] | None = None
+    _seen: set[GridSize] = field(default_factory=set)
+    """Sizes of images that fit into memory."""
     monitor = "mIoU"
     unit = "images"
 
@@ -66,20 +70,23 @@ class Segmentation:
         right = (logits.detach().argmax(1) == labels) & labelled
         return Loss(value, {"pixel_accuracy": right.sum() / labelled.sum().clamp(min=1)})
 
-    def metrics(self) -> MetricCollection:
+    def metrics(self) -> "MetricCollection":
+        from torchmetrics import MetricCollection
+
+        from softline.tasks.segmentation.metrics import SegmentationMetrics
+
         metric = SegmentationMetrics(len(self.classes))
         return MetricCollection({"pixels": metric}, compute_groups=False)
 
-    def update(self, metrics: MetricCollection, model: nn.Module, batch: list[Any], valid: int) -> None:
+    def update(self, metrics: "MetricCollection", model: nn.Module, batch: list[Any], valid: int) -> None:
         _, images, labels = batch
         _keep_in_step(model, images[0], passes=self._passes(images[:valid]), windows=self.windows)
         for found, truth in zip(self._labels(model, images[:valid], labels), labels, strict=False):
             metrics["pixels"].update(found, truth)
 
-    def details(self, metrics: MetricCollection) -> dict[str, Any]:
+    def details(self, metrics: "MetricCollection") -> dict[str, Any]:
         """Return IoU, accuracy and number of pixels of each class."""
-        metric = metrics["pixels"]
-        assert isinstance(metric, SegmentationMetrics), "`metrics` made it"
+        metric: Any = metrics["pixels"]
         return {"classes": [score._asdict() for score in metric.per_class(self.classes)]}
 
     def facts(self) -> dict[str, Any]:
@@ -93,6 +100,9 @@ class Segmentation:
     ) -> Iterator[Tensor]:
         """Yield the classes of each image at the size of its labels; whole images of one size run as a batch."""
         sizes = [(truth.shape[0], truth.shape[1]) for truth in truths]
+        if self.windows is None:
+            for image in images:
+                check_whole_image(model, (image.shape[1], image.shape[2]), self._seen)
         if self.windows is None and isinstance(images, Tensor):
             if len(images):
                 images = images.contiguous(memory_format=self.layout)
@@ -142,6 +152,19 @@ def image_labels(model: nn.Module, image: Tensor, size: GridSize, *, windows: Sl
     return torch.cat(
         [likeliest(logits, (logits.shape[1], logits.shape[2])) for logits in _bands(model, image, windows)]
     )
+
+
+def check_whole_image(model: nn.Module, size: GridSize, seen: set[GridSize]) -> None:
+    """Refuse an image that does not fit into memory as a whole.
+
+    seen: sizes that fit; the image's is added.
+    """
+    network = getattr(model, "module", model)
+    if size in seen or not isinstance(network, Segmenter) or isinstance(model, FSDPModule):
+        return
+    instead = "use windows (--inference slide), or images of fewer pixels (data.short_side in the recipe)"
+    check_image_memory(network, network.maps.rows, size, what="an image", instead=instead)
+    seen.add(size)
 
 
 def batch_labels(model: nn.Module, images: Tensor, size: GridSize) -> list[Tensor]:

@@ -13,13 +13,14 @@ from softline.data.semantic.classes import palette
 from softline.engine.graph import BATCH, HEIGHT, WIDTH, Description, Graph, Sizes, image_graph
 from softline.engine.shipping import describe_recipe
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
+from softline.layers.grid import GridSize
 from softline.tasks.images import backbone_view, check_trained_classes
 from softline.tasks.networks import channel_statistics
 from softline.tasks.predicting import Photograph, predict_images, run_by_size
 from softline.tasks.segmentation.build import segmentation_eval_transform, segmentation_val_set, windows_of
-from softline.tasks.segmentation.recipe import SegmentationRecipe
+from softline.tasks.segmentation.recipe import SegmentationRecipe, SemanticData
 from softline.tasks.segmentation.results import LabelMap
-from softline.tasks.segmentation.task import Segmentation, batch_labels, image_labels
+from softline.tasks.segmentation.task import Segmentation, batch_labels, check_whole_image, image_labels
 
 # one pixel of the coarsest map
 LEAST_SIDE = 32
@@ -61,19 +62,26 @@ class TrainedSegmenter(Trained):
         task = Segmentation(self.model, self.classes, val_set=val_set, windows=windows_of(given))
         yield Measured({"source": given.source, "split": given.val_split}, evaluator.run(task, batch_size=1))
 
-    def predict(self, inputs: Any, *, batch_size: int = 4) -> Any:
+    def predict(self, inputs: Any, *, inference: Literal["whole", "slide"] | None = None, batch_size: int = 4) -> Any:
         """Find the class of each pixel: return a `LabelMap` for an image, a list of them for a list of images.
 
         inputs: paths, Pillow images, arrays or tensors; see `softline.data.images.single.to_image`.
+        inference: on whole images, or in windows; defaults to the recipe's.
         batch_size: the largest number of images at once; those of other sizes run on their own, and so does each image
-            if the recipe's inference is in windows.
+            in windows.
         """
-        self.model.eval()
-        return predict_images(inputs, self._label, mode="RGB", batch_size=batch_size)
-
-    def _label(self, photographs: Sequence[Photograph]) -> list[LabelMap]:
         data = self.recipe.data
+        check_option("inference", inference or data.inference, ("whole", "slide"))
+        data = dataclasses.replace(data, inference=inference or data.inference)
+        self.model.eval()
+        return predict_images(inputs, partial(self._label, data), mode="RGB", batch_size=batch_size)
+
+    def _label(self, data: SemanticData, photographs: Sequence[Photograph]) -> list[LabelMap]:
         transform, windows = segmentation_eval_transform(self.model, data), windows_of(data)
+        if windows is None and data.short_side is None:
+            seen: set[GridSize] = set()
+            for each in photographs:
+                check_whole_image(self.model, (each.image.height, each.image.width), seen)
         # the transform wants labels, and returns them unused
         sizes = [(each.image.height, each.image.width) for each in photographs]
         pixels = [

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
 from softline.engine.task import Loss
 from softline.errors import UserError
+
+if TYPE_CHECKING:
+    from torchmetrics import MetricCollection
 
 Sample = tuple[tuple[Tensor, ...], int]
 
@@ -70,18 +71,21 @@ class SequenceClassification:
         accuracy = (logits.detach().argmax(1) == labels).float().mean()
         return Loss(F.cross_entropy(logits, labels), {"accuracy": accuracy})
 
-    def metrics(self) -> MetricCollection:
+    def metrics(self) -> "MetricCollection":
+        from torchmetrics import MeanMetric, MetricCollection
+        from torchmetrics.classification import MulticlassAccuracy
+
         accuracy = MulticlassAccuracy(len(self.classes), average="micro")
         return MetricCollection({"accuracy": accuracy, "loss": MeanMetric()}, compute_groups=False)
 
-    def update(self, metrics: MetricCollection, model: nn.Module, batch: tuple[Tensor, Tensor], valid: int) -> None:
+    def update(self, metrics: "MetricCollection", model: nn.Module, batch: tuple[Tensor, Tensor], valid: int) -> None:
         tokens, labels = batch
         logits, labels = model(tokens).float()[:valid], labels[:valid]
         if valid:
             metrics["accuracy"].update(logits, labels)
             metrics["loss"].update(F.cross_entropy(logits, labels, reduction="none"))
 
-    def details(self, metrics: MetricCollection) -> dict[str, Any]:
+    def details(self, metrics: "MetricCollection") -> dict[str, Any]:
         return {}
 
     def facts(self) -> dict[str, Any]:
