@@ -60,7 +60,7 @@ class _Living(TorchDispatchMode):
     """Adds up the tensors that exist."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 
@@ -71,8 +71,7 @@ class _Living(TorchDispatchMode):
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
-                weak: Any = StorageWeakRef
-                self.storages.setdefault(storage._cdata, (weak(storage), storage.nbytes()))
+                self.storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
         self.storages = {key: kept for key, kept in self.storages.items() if not kept[0].expired()}
         self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
         return result
