@@ -6,6 +6,7 @@ A block between ``<!-- speed: NAME TABLE -->`` and ``<!-- /speed -->`` becomes t
     time     milliseconds and the speed-up over the baseline (the default)
     growth   fitted exponents and the growth from each size to the next
     memory   peak MiB at each size, its slope and its exponent
+    dense    whole segmenters, measured by tools/measure_dense_models.py: seconds and peak MiB of backbone and head
 
 Without arguments, README.md and every page under docs/ are updated. With --check nothing is written: the exit code is 1
 if a table differs from its results. It is 2 if a table cannot be made because its results are missing or incomplete.
@@ -106,7 +107,32 @@ def growth_table(content: dict[str, Any]) -> str:
     return markdown(head, lines)
 
 
-TABLES = {"time": time_table, "growth": growth_table, "memory": memory_table}
+def dense_table(content: dict[str, Any]) -> str:
+    rows = {(row["height"], row["width"], row["backbone"], row["head"]): row for row in content["rows"]}
+    heads = [head for head in dict.fromkeys(row["head"] for row in content["rows"]) if head is not None]
+    lines = []
+    for height, width, backbone in dict.fromkeys(key[:3] for key in rows):
+        alone = rows[height, width, backbone, None]
+        line = [f"{height} x {width}", f"`{backbone}`", _seconds_and_mib(alone["seconds"], alone["peak_bytes"])]
+        for head in heads:
+            whole = rows.get((height, width, backbone, head))
+            line += (
+                ["-"]
+                if whole is None
+                else [
+                    f"{_seconds_and_mib(whole['seconds'], whole['peak_bytes'])}, "
+                    f"head {significant(whole['seconds'] - alone['seconds'])} s"
+                ]
+            )
+        lines.append(line)
+    return markdown(["image", "backbone", "backbone alone", *(f"with `{head}`" for head in heads)], lines)
+
+
+def _seconds_and_mib(seconds: float, peak: int) -> str:
+    return f"{significant(seconds)} s, {significant(peak / MIB)} MiB"
+
+
+TABLES = {"time": time_table, "growth": growth_table, "memory": memory_table, "dense": dense_table}
 
 
 def significant(value: float) -> str:

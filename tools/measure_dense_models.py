@@ -1,0 +1,109 @@
+"""Measure whole segmenters: backbone, head and total, time and memory, softline's backbones beside timm's.
+
+Writes a JSON file from which tools/make_speed_table.py makes the table ``dense`` of the documentation:
+
+    python tools/measure_dense_models.py benchmarks/results/YYYY-MM-DD-dense.json
+
+The images are random. A head takes the time of the whole model, which ends with the class of each pixel, without that
+of its backbone. Every round runs every case once. UPerNet's decoder is the same on all backbones and takes most of the
+time, so at the larger size it is measured on two of them, once.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+import softline  # noqa: F401, registers its models
+from softline import process
+from softline.files import write_json
+from softline.heads.segmenters import segformer, semantic_fpn, upernet
+from softline.measure.counting import peak_bytes
+from softline.measure.environment import environment
+
+SIZES = ((512, 1024), (1024, 2048))
+CLASSES = 19
+BACKBONES: dict[str, dict[str, Any]] = {
+    "softpp_tiny": {"stage4": "soft"},
+    "inline_pvt_tiny": {},
+    "swin_tiny_patch4_window7_224": {"strict_img_size": False},
+    "pvt_v2_b1": {},
+    "resnet50": {"out_indices": (1, 2, 3, 4)},
+}
+HEADS = {"segformer": segformer, "semantic_fpn": semantic_fpn, "upernet": upernet}
+# backbones on which UPerNet is measured at the larger size
+SLOW = ("softpp_tiny", "swin_tiny_patch4_window7_224")
+
+
+def cases(size: tuple[int, int], image: torch.Tensor) -> dict[tuple[str, str], Callable[[], object]]:
+    """Return what to run, by the names of backbone and head; "" is the backbone alone."""
+    found: dict[tuple[str, str], Callable[[], object]] = {}
+    for backbone, options in BACKBONES.items():
+        for head, build in HEADS.items():
+            if head == "upernet" and size == SIZES[-1] and backbone not in SLOW:
+                continue
+            body = timm.create_model(backbone, features_only=True, **options)
+            model = build(body, CLASSES).eval()
+            found.setdefault((backbone, ""), lambda model=model: model.maps.body(image))
+            found[backbone, head] = lambda model=model: model(image, size)
+    return found
+
+
+@torch.no_grad()
+def measure(size: tuple[int, int], rounds: int) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    runs = cases(size, torch.randn(1, 3, *size))
+    # these runs are the warm-up too
+    memory = {key: peak_bytes(run) for key, run in runs.items()}
+    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
+    for turn in range(rounds):
+        for key, run in runs.items():
+            if turn and key[1] == "upernet":
+                continue
+            begin = time.perf_counter()
+            run()
+            seconds[key].append(time.perf_counter() - begin)
+        sys.stderr.write(f"{size[0]} x {size[1]}: round {turn + 1} of {rounds}\n")
+    return [
+        {
+            "height": size[0],
+            "width": size[1],
+            "backbone": backbone,
+            "head": head or None,
+            "seconds": statistics.median(seconds[backbone, head]),
+            "spread": (max(seconds[backbone, head]) - min(seconds[backbone, head])) / 2,
+            "runs": len(seconds[backbone, head]),
+            "peak_bytes": memory[backbone, head],
+        }
+        for backbone, head in runs
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path, metavar="PATH", help="JSON file to write")
+    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="how often each case is timed (default: 2)")
+    options = parser.parse_args()
+    # as the commands do
+    process.keep_memory()
+    described = {
+        "kind": "dense",
+        "command": f"python tools/measure_dense_models.py --rounds {options.rounds}",
+        "options": {"dtype": "float32", "batch": 1, "compile": False},
+        "environment": environment(),
+        "classes": CLASSES,
+    }
+    rows: list[dict[str, Any]] = []
+    for size in SIZES:
+        rows += measure(size, options.rounds)
+        write_json(options.output, {**described, "rows": rows, "finished": size == SIZES[-1]})
+
+
+if __name__ == "__main__":
+    main()
