@@ -10,6 +10,7 @@ from torch import nn
 
 from softline import ATTENTIONS
 from softline.backbones import MODEL_NAMES
+from softline.layers.bands import shrunk_bands
 
 MICRO = [name for name in MODEL_NAMES if name.endswith("_micro")]
 # narrow and shallow versions of every registered architecture would not be what is registered: the real ones on small
@@ -318,3 +319,21 @@ def test_hooks_see_the_same_calls_with_and_without_gradients_and_nothing_they_sa
     # a ReLU in place changes what the norm before it gave, as in every network of convolutions
     changed = {key for key, seen, then in calls[False] if not torch.equal(seen, then)}
     assert all(".embed." in key for key in changed)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_large_images_are_computed_in_bands_with_the_same_result(name):
+    model = build(name, **FAMILIES[name]).double()
+    for part in model.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.normal_(std=0.1)
+            part.running_var.uniform_(0.5, 2)
+    # DeiT's attention has a class token, and no image is so large
+    images = torch.randn(2, 3, *((224, 224) if "deit" in name else (190, 133))).double()
+    with torch.no_grad():
+        expected, maps = model(images), model.forward_intermediates(images, intermediates_only=True)
+        with shrunk_bands(2**11 / 2**22):
+            found, in_bands = model(images), model.forward_intermediates(images, intermediates_only=True)
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-11)
+    for each, wanted in zip(in_bands, maps, strict=True):
+        assert torch.allclose(each, wanted, rtol=1e-9, atol=1e-9)

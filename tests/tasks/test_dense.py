@@ -304,7 +304,7 @@ def test_the_score_asked_for_counts_not_the_one_trained_with(runs):
         (
             "segmentation",
             ["--out", "OUT", "--score", "0.5"],
-            "--score has no meaning for a segmenter, which takes --batch-size",
+            "--score has no meaning for a segmenter, which takes --inference, --batch-size",
         ),
         ("detection", ["--out", "OUT", "--score", "2"], "score must be at least 0 and below 1, got 2.0"),
         ("detection", ["IMAGE", "--out", "OUT"], "several files would be drawn to 0.png"),
@@ -316,6 +316,23 @@ def test_mistakes_in_predict_end_in_a_message(kind, arguments, message, runs, tm
     assert main(["predict", str(runs[kind] / "run/last.pt"), image, *given]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@every_kind
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_images_larger_than_the_memory_are_refused_before_they_are_computed(kind, command, runs, monkeypatch, capsys):
+    if command == "evaluate" and kind != "segmentation":
+        pytest.skip("detectors resize the images they are evaluated on")
+    monkeypatch.setattr("softline.engine.footprint.available_memory", lambda: 10**5)
+    image = str(runs[kind] / ("scenes/val/0.png" if kind == "segmentation" else "coco/val/0.png"))
+    assert main([command, str(runs[kind] / "run/last.pt"), *([image] if command == "predict" else [])]) == 2
+    told = capsys.readouterr().err
+    assert "an image of 56 x 40 pixels" in told if kind == "segmentation" else "an image of 96 x 64 pixels" in told
+    assert "and 0.0 GB are available: " in told
+    if kind == "segmentation":
+        assert "use windows (--inference slide)" in told
+        more = [image] if command == "predict" else []
+        assert main([command, str(runs[kind] / "run/last.pt"), *more, "--inference", "slide"]) == 0
 
 
 # recipes

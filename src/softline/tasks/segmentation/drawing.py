@@ -10,15 +10,21 @@ from torch import Tensor
 
 from softline.tasks.drawing import OPACITY, beside, pillow_font
 
+# rows that are coloured at once: as floating-point numbers a whole photograph would take a gigabyte
+BAND = 256
+
 
 def draw_labels(image: Image.Image, labels: Tensor, classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
     """Colour each pixel by its class, and add a legend of the classes that occur.
 
     labels: [H, W], 0 to K - 1.
     """
-    pixels = np.asarray(image.convert("RGB"), np.float32)
-    overlay = (1 - OPACITY) * pixels + OPACITY * colours[labels.numpy()]
-    covered = Image.fromarray(overlay.round().astype(np.uint8))
+    pixels = np.array(image.convert("RGB"))
+    for first in range(0, len(pixels), BAND):
+        part = slice(first, first + BAND)
+        overlay = (1 - OPACITY) * pixels[part].astype(np.float32) + OPACITY * colours[labels[part].numpy()]
+        pixels[part] = overlay.round()
+    covered = Image.fromarray(pixels)
     counts = torch.bincount(labels.flatten(), minlength=len(classes))
     shares = [(label, int(counts[label]) / labels.numel()) for label in counts.argsort(descending=True).tolist()]
     return beside(covered, _legend([row for row in shares if row[1] > 0], classes, colours, covered.height))

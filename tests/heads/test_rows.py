@@ -1,0 +1,76 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from softline.errors import UserError
+from softline.heads import segmenters as segmenters_module
+from softline.heads.rows import doubled, each_neighbourhood, group_normed, resized, rows_likeliest, rows_of
+from softline.layers.bands import shrunk_bands
+from tests.heads.test_segmenters import EVERY, segmenters
+
+CPU = torch.device("cpu")
+
+
+def in_bands(rows, step=3):
+    """Read all rows, a few at a time."""
+    starts = range(0, rows.size[0], step)
+    return torch.cat([rows.read(first, min(first + step, rows.size[0])) for first in starts], dim=2)
+
+
+@pytest.mark.parametrize("align", [True, False])
+@pytest.mark.parametrize("size", [(20, 30), (40, 60), (33, 17), (7, 30), (20, 41), (1, 1), (400, 31)])
+def test_resizing_row_by_row_is_torchs(size, align):
+    maps = torch.randn(2, 3, 20, 30)
+    expected = F.interpolate(maps, size=size, mode="bilinear", align_corners=align)
+    assert torch.allclose(in_bands(resized(rows_of(maps), size, align_corners=align)), expected, atol=1e-5)
+
+
+def test_doubling_and_neighbourhoods_and_group_norm():
+    maps, conv, norm = torch.randn(2, 6, 13, 9).double(), nn.Conv2d(6, 8, 5, padding=2).double(), nn.GroupNorm(4, 8)
+    norm = norm.double()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    with torch.no_grad():
+        assert torch.equal(in_bands(doubled(rows_of(maps))), F.interpolate(maps, scale_factor=2.0))
+        convolved = each_neighbourhood(conv, rows_of(maps), reach=2)
+        assert torch.allclose(in_bands(convolved), conv(maps), atol=1e-12)
+        with shrunk_bands(2 * 8 * 9 / 2**22):
+            assert torch.allclose(in_bands(group_normed(norm, convolved, CPU)), norm(conv(maps)), atol=1e-12)
+
+
+def test_logits_that_are_no_numbers_are_refused():
+    logits = torch.randn(1, 3, 8, 8)
+    logits[0, 1, 5, 5] = torch.nan
+    with pytest.raises(UserError, match="not numbers"):
+        rows_likeliest(rows_of(logits), 24, CPU)
+
+
+@EVERY
+@pytest.mark.parametrize("size", [(96, 64), (75, 133)])
+@pytest.mark.parametrize("wanted", [None, (130, 50)])
+def test_large_images_are_labelled_in_bands_as_they_are_whole(kind, size, wanted, monkeypatch):
+    model = segmenters()[kind]().double().eval()
+    for part in model.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.normal_()
+            part.running_var.uniform_(0.5, 2)
+    nn.init.normal_(model.classifier[-1].weight)
+    images, wanted = torch.randn(2, 3, *size).double(), wanted or size
+    with torch.no_grad():
+        logits = F.interpolate(model(images), size=wanted, mode="bilinear", align_corners=False)
+        whole = model(images, wanted)
+        decoded = []
+        decode = model.decode_rows
+        monkeypatch.setattr(model, "decode_rows", lambda *given: decoded.append(given) or decode(*given))
+        monkeypatch.setattr(segmenters_module, "WHOLE_NUMBERS", 0)
+        with shrunk_bands(2**12 / 2**22):
+            found = model(images, wanted)
+    assert decoded
+    first, second = logits.topk(2, dim=1).values.unbind(1)
+    # rounding may decide where two classes are equally probable
+    clear = first - second > 1e-5 * logits.abs().max()
+    assert clear.float().mean() > 0.99
+    for labels in (whole, found):
+        assert labels.dtype == torch.int64
+        assert torch.equal(labels[clear], logits.argmax(1)[clear])
