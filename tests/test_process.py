@@ -10,6 +10,7 @@ import pytest
 from softline import process
 from softline.cli import main
 from softline.errors import UserError
+from softline.layers.bands import CPU_BAND_NUMBERS
 from softline.measure.environment import with_settings
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
@@ -33,7 +34,7 @@ POLICY = """
 import json, os, sys
 from softline import process
 os.getloadavg = lambda: ({load}, 0, 0)
-process.settle(keep=True)
+process.settle(largest=process.LARGEST_INT)
 print(json.dumps([os.environ.get("GOMP_SPINCOUNT"), process.chosen, "torch" in sys.modules]))
 """
 
@@ -68,12 +69,17 @@ def test_a_setting_that_would_come_too_late_is_refused():
 
 def test_commands_make_the_settings_and_main_with_arguments_does_not(monkeypatch, capsys):
     made = []
-    monkeypatch.setattr(process, "settle", lambda *, keep: made.append(keep))
+    monkeypatch.setattr(process, "settle", lambda *, largest: made.append(largest))
     assert main(["models", "softpp_micro"]) == 0
     assert made == []
     monkeypatch.setattr(sys, "argv", ["softline", "models", "softpp_micro"])
     assert main() == 0
-    assert made == [True]
+    assert made == [process.LARGEST_INT]
+    monkeypatch.setattr(sys, "argv", ["softline", "predict", "no.pt", "no.png"])
+    assert main() == 2
+    # what is larger than a band is returned
+    assert made[1:] == [process.INFERENCE_BLOCK]
+    assert 4 * CPU_BAND_NUMBERS < process.INFERENCE_BLOCK
 
 
 def test_own_settings_are_no_part_of_a_recorded_command(monkeypatch):

@@ -6,6 +6,7 @@ A block between ``<!-- speed: NAME TABLE -->`` and ``<!-- /speed -->`` becomes t
     time     milliseconds and the speed-up over the baseline (the default)
     growth   fitted exponents and the growth from each size to the next
     memory   peak MiB at each size, its slope and its exponent
+    roofline parts of an operator, measured by tools/roofline_soft.py: operations and bytes per second
     dense    whole segmenters, measured by tools/measure_dense_models.py: seconds and peak MiB of backbone and head
 
 Without arguments, README.md and every page under docs/ are updated. With --check nothing is written: the exit code is 1
@@ -132,7 +133,27 @@ def _seconds_and_mib(seconds: float, peak: int) -> str:
     return f"{significant(seconds)} s, {significant(peak / MIB)} MiB"
 
 
-TABLES = {"time": time_table, "growth": growth_table, "memory": memory_table, "dense": dense_table}
+def roofline_table(content: dict[str, Any]) -> str:
+    """Shares of what the matrix product computes and the copy moves in a second."""
+    rows = {row["part"]: row for row in content["rows"]}
+    peaks = {key: rows[part][key] / rows[part]["milliseconds"] for part, key in PEAKS.items()}
+    lines = []
+    for row in content["rows"]:
+        speeds = {key: row[key] / row["milliseconds"] for key in peaks}
+        units = [f"{speeds[key] / 1e6:,.0f}" if row[key] else "-" for key in peaks]
+        shares = [f"{100 * speeds[key] / peak:.0f} %" if row[key] else "-" for key, peak in peaks.items()]
+        lines.append([row["part"], f"{row['milliseconds']:.2f} ms", units[0], shares[0], units[1], shares[1]])
+    return markdown(["part", "time", "GFLOP/s", "of the matrix product", "GB/s", "of a copy"], lines)
+
+
+PEAKS = {"matrix product": "operations", "copy": "bytes"}
+TABLES = {
+    "roofline": roofline_table,
+    "time": time_table,
+    "growth": growth_table,
+    "memory": memory_table,
+    "dense": dense_table,
+}
 
 
 def significant(value: float) -> str:

@@ -13,7 +13,6 @@ from softline.checks import check_integer
 from softline.data.images.datasets import Mode
 from softline.data.images.single import list_images, to_image
 from softline.engine.trained import Result
-from softline.layers.grid import GridSize
 
 T = TypeVar("T")
 
@@ -64,22 +63,19 @@ def predict_samples(
     return results
 
 
-def run_by_size(
-    images: Sequence[Tensor], sizes: Sequence[GridSize], run: Callable[[Tensor, GridSize], Sequence[T]]
-) -> list[T]:
+def run_by_size(images: Sequence[Tensor], run: Callable[[Tensor], Sequence[T]]) -> list[T]:
     """Run images [C, H, W] of equal size together; return what ``run`` returns for each, in their order.
 
-    sizes: rows and columns of the result of each image.
-    run: takes a batch [B, C, H, W], and the size of its results.
+    run: takes a batch [B, C, H, W].
     """
-    places: dict[tuple[Any, GridSize], list[int]] = {}
-    for place, (image, size) in enumerate(zip(images, sizes, strict=True)):
-        places.setdefault((image.shape, size), []).append(place)
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, image in enumerate(images):
+        places.setdefault(tuple(image.shape), []).append(place)
     found: dict[int, T] = {}
-    for (_, size), alike in places.items():
+    for alike in places.values():
         # a single image is not copied
         batch = images[alike[0]][None] if len(alike) == 1 else torch.stack([images[place] for place in alike])
-        found |= zip(alike, run(batch, size), strict=True)
+        found |= zip(alike, run(batch), strict=True)
     return [found[place] for place in range(len(images))]
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from softline.checks import check_option
 from softline.data.semantic.classes import palette
@@ -89,18 +90,21 @@ class TrainedSegmenter(Trained):
             for each, size in zip(photographs, sizes, strict=True)
         ]
         with torch.no_grad():
-            if windows is None:
-                found = run_by_size(pixels, sizes, partial(batch_labels, self.model))
-            else:
-                found = [
-                    image_labels(self.model, image, size, windows=windows)
-                    for image, size in zip(pixels, sizes, strict=True)
-                ]
-            labels = [each.cpu() for each in found]
+            found: dict[int, Tensor] = {}
+            for size in dict.fromkeys(sizes):
+                places = [place for place, each in enumerate(sizes) if each == size]
+                images = [pixels[place] for place in places]
+                if windows is None:
+                    labels = run_by_size(images, partial(batch_labels, self.model, size=size))
+                else:
+                    labels = [image_labels(self.model, image, size, windows=windows) for image in images]
+                found |= zip(places, labels, strict=True)
         colours = palette("cityscapes" if data.layout == "cityscapes" else len(self.classes))
         return [
-            LabelMap(image=each.image, class_names=self.classes, labels=known, colours=colours, name=each.name)
-            for each, known in zip(photographs, labels, strict=True)
+            LabelMap(
+                image=each.image, class_names=self.classes, labels=found[place].cpu(), colours=colours, name=each.name
+            )
+            for place, each in enumerate(photographs)
         ]
 
     def graph(self) -> Graph:
