@@ -156,3 +156,32 @@ def test_mistakes_in_blocks_are_explained(tool, tmp_path, block, message):
     write(tmp_path, "2026-01-02-models.json")
     with pytest.raises(ValueError, match=message):
         tool.fill(f"<!-- speed: {block} -->\n<!-- /speed -->", tmp_path)
+
+
+def described(kind: str, rows: list[dict]) -> str:
+    machine = {"cpu": "CPU", "threads": 1, "torch": "2.9", "commit": "abc", "date": "2026-01-02T03:04:05"}
+    options = {"dtype": "float32", "batch": 1, "compile": False}
+    return json.dumps(
+        {"kind": kind, "command": "measure", "finished": True, "options": options, "environment": machine, "rows": rows}
+    )
+
+
+def test_tables_of_whole_segmenters_and_of_rooflines(tool, tmp_path):
+    size = {"height": 512, "width": 1024, "backbone": "net"}
+    alone = {**size, "head": None, "seconds": 0.5, "peak_bytes": 2**27}
+    whole = {**size, "head": "light", "seconds": 0.75, "peak_bytes": 2**28}
+    other = {**alone, "backbone": "other"}
+    (tmp_path / "2026-01-01-dense.json").write_text(described("dense", [alone, whole, other]))
+    parts = [
+        {"part": "matrix product", "milliseconds": 10.0, "operations": 2 * 10**9, "bytes": 0},
+        {"part": "copy", "milliseconds": 1.0, "operations": 0, "bytes": 10**7},
+        {"part": "step", "milliseconds": 2.0, "operations": 10**8, "bytes": 10**6},
+    ]
+    (tmp_path / "2026-01-01-roofline.json").write_text(described("roofline", parts))
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- speed: {name} {name} -->\n<!-- /speed -->\n" for name in ("dense", "roofline")))
+    assert tool.main([str(page), "--results", str(tmp_path)]) == 0
+    lines = page.read_text().splitlines()
+    assert "| 512 x 1024 | `net` | 0.50 s, 128 MiB | 0.75 s, 256 MiB, head 0.25 s |" in lines
+    assert "| 512 x 1024 | `other` | 0.50 s, 128 MiB | - |" in lines
+    assert "| step | 2.00 ms | 50 | 25 % | 0 | 5 % |" in lines

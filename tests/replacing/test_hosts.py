@@ -16,6 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import softline
 from softline.attention import record_attention
 from softline.errors import UserError
+from softline.layers.bands import shrunk_bands
 from softline.replacing.hosted import HostedTokens
 
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 64, "num_classes": 7, "dynamic_img_size": True}
@@ -226,3 +227,23 @@ def test_blocks_without_an_attention_module_are_named():
     model = vit(block_fn=ParallelScalingBlock)
     with pytest.raises(UserError, match=r"has no attention \(ParallelScalingBlock\) that softline can replace"):
         softline.replace_attention(model, "inline")
+
+
+@pytest.mark.parametrize("attention", ["softpp", "inline"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        vit,
+        lambda: vit(class_token=False, global_pool="avg", qk_norm=True, init_values=0.5),
+        dinov3,
+        lambda: timm.create_model("pvt_v2_b0", num_classes=7).eval(),
+    ],
+    ids=["vit", "norms", "rotations", "pvt"],
+)
+def test_large_images_have_the_same_result_in_bands(make, attention):
+    model = softline.replace_attention(make(), attention).double()
+    images = torch.randn(1, 3, 192, 128, dtype=torch.float64)
+    with torch.no_grad():
+        expected = model(images)
+        with shrunk_bands(2**9 / 2**22):
+            torch.testing.assert_close(model(images), expected, rtol=1e-9, atol=1e-9)

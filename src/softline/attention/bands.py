@@ -37,7 +37,8 @@ def is_large(module: "MultiHeadAttention", x: Tensor) -> bool:
 def wants_bands(module: "MultiHeadAttention", x: Tensor) -> bool:
     """Whether `attend_in_bands` can take the place of the module's forward pass for tokens x, and saves memory."""
     able = module.operator.sums is not None and not module.num_prefix_tokens and module.override is None
-    return able and is_large(module, x)
+    # another module in place of the operator's own core may depend on all tokens
+    return able and getattr(module.core, "in_parts", False) and is_large(module, x)
 
 
 def project(module: "MultiHeadAttention", x: Tensor, part: int) -> Tensor:

@@ -65,6 +65,9 @@ class FeatureMap(nn.Module):
 class InlineCore(nn.Module):
     """The feature map of queries and keys."""
 
+    in_parts = True
+    """`MultiHeadAttention` may begin sums with it, see `softline.attention.bands`."""
+
     def __init__(self, feature_map: InlineFeatureMap, num_heads: int, head_dim: int) -> None:
         super().__init__()
         self.feature_map = feature_map

@@ -27,6 +27,9 @@ from softline.ops.soft import ITERATIONS, Inverse, Inversion, SoftStart, check_i
 class SoftCore(nn.Module):
     """The landmarks of the queries and the options of the operator."""
 
+    in_parts = True
+    """`MultiHeadAttention` may begin sums with it, see `softline.attention.bands`."""
+
     def __init__(self, landmarks: nn.Module, *, num_prefix_tokens: int = 0, **options: Any) -> None:
         super().__init__()
         self.landmarks = landmarks
