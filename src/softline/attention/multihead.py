@@ -23,8 +23,9 @@ class Operator(NamedTuple):
     """The functions of one file in `softline.ops`, all called with the same keyword arguments.
 
     factors: low-rank factors of the weights; for operators without them ``weights`` also takes ``rows``.
-    sums: begins the attention of tokens that come in parts, for cores with ``in_parts``: called as ``(core, q or None if
-        keys have their own projection, about the mean of the values, grid_size)``, see `softline.attention.bands`.
+    sums: begins the attention of tokens that come in parts, for cores with ``in_parts``: ``(core, queries, centre,
+        grid_size) -> Sums``, see `softline.attention.bands`. The queries are None if keys have their own projection;
+        the centre is about the mean of the values.
     """
 
     name: str
