@@ -26,12 +26,13 @@ class RowMap(NamedTuple):
     def whole(self) -> Tensor:
         return self.read(0, self.size[0])
 
-    def bands(self, row_numbers: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
+    def bands(self, row_numbers: int, device: torch.device, *, least: int = 1) -> Iterator[tuple[slice, Tensor]]:
         """Yield the map in bands of rows, with their places.
 
         row_numbers: numbers in one row of the largest tensor that a band needs.
+        least: rows that a band has at least.
         """
-        for band in row_bands(self.size[0], row_numbers, device):
+        for band in row_bands(self.size[0], row_numbers, device, least=least):
             yield band.rows, self.read(band.first, band.last)
 
 
@@ -120,13 +121,13 @@ def joined(maps: Sequence[RowMap]) -> RowMap:
     return RowMap(maps[0].size, lambda first, last: torch.cat([part.read(first, last) for part in maps], dim=1))
 
 
-def rows_likeliest(logits: RowMap, row_numbers: int, device: torch.device) -> Tensor:
+def rows_likeliest(logits: RowMap, row_numbers: int, device: torch.device, *, least: int = 1) -> Tensor:
     """The most probable class of each pixel [B, H, W], int64, of logits that are reduced to classes in bands.
 
-    row_numbers: see `RowMap.bands`.
+    row_numbers, least: see `RowMap.bands`.
     """
     labels: Tensor | None = None
-    for rows, band in logits.bands(row_numbers, device):
+    for rows, band in logits.bands(row_numbers, device, least=least):
         best, found = band.max(1)
         if best.isnan().any():
             raise UserError("the model's logits are not numbers (NaN)")

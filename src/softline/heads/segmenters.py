@@ -46,6 +46,8 @@ AUXILIARY_STAGE = 2
 GROUPS = 32
 # numbers in the largest tensor of a decoder that is made whole: 256 MB in float32
 WHOLE_NUMBERS = 2**26
+# how many times larger than elsewhere a decoder's bands are, and rows of logits that they have at least
+DECODER_BANDS, LEAST_ROWS = 8, 64
 
 
 class Segmenter(nn.Module):
@@ -113,9 +115,12 @@ class Segmenter(nn.Module):
         coarse = each_pixel(lambda part: self.classifier(part).float(), decoded)
         whole = resized(coarse, (padded.shape[2], padded.shape[3]))
         logits = RowMap((height, width), lambda first, last: whole.read(first, last)[..., :width])
-        # a row of logits needs a quarter of a row of the decoder's map
-        row_numbers = max(self.num_classes * max(width, size[1]), self.decoder_width * width // STRIDES[0] ** 2)
-        return rows_likeliest(resized(logits, size), len(images) * row_numbers, images.device)
+        # a row of logits needs a quarter of a row of the decoder's map, of which a band has more than others: what its
+        # convolutions need of the rows around is computed again for each band
+        row_numbers = max(
+            self.num_classes * max(width, size[1]), self.decoder_width * width // STRIDES[0] ** 2 // DECODER_BANDS
+        )
+        return rows_likeliest(resized(logits, size), len(images) * row_numbers, images.device, least=LEAST_ROWS)
 
     def _check_batch(self, images: Tensor) -> None:
         if not self.training or len(images) > 1:

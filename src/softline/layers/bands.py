@@ -58,13 +58,14 @@ class Band(NamedTuple):
         return slice(self.before, self.before + self.last - self.first)
 
 
-def row_bands(rows: int, row_numbers: int, device: torch.device, *, reach: int = 0) -> list[Band]:
+def row_bands(rows: int, row_numbers: int, device: torch.device, *, reach: int = 0, least: int = 1) -> list[Band]:
     """Cut ``rows`` into bands of equal height, the last one excepted.
 
     row_numbers: numbers in one row of the largest tensor that belongs to a band.
     reach: rows above and below that a row depends on.
+    least: rows that a band has at least, if there are so many.
     """
-    height = max(band_numbers(device) // max(row_numbers, 1), 4 * reach, 1)
+    height = max(band_numbers(device) // max(row_numbers, 1), 4 * reach, least)
     starts = range(0, rows, height)
     ends = (min(first + height, rows) for first in starts)
     return [
