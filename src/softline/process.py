@@ -37,9 +37,9 @@ def keep_memory(*, largest: int = LARGEST_INT) -> bool:
     """Let the C library keep the memory of freed tensors for the next ones.
 
     Linux's glibc returns every block above 32 MB to the system as soon as it is freed, and each page of the next large
-    tensor is then faulted in and filled with zeros, which takes a fifth of the time of a training step with images of
-    2048 x 2048 pixels. Afterwards the process stays as large as it has been once, and its peak is up to a quarter
-    higher, because the blocks that are kept do not always fit.
+    tensor is then faulted in and filled with zeros, which can take a fifth of the time. Afterwards the process stays as
+    large as it has been once, and its peak is up to a quarter higher, because the blocks that are kept do not always
+    fit.
 
     largest: bytes of the largest block that is kept. In evaluation large images are computed in bands whose tensors
         have up to `INFERENCE_BLOCK` bytes: if those are kept and the few larger ones are returned, inference is as fast
