@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from softline.layers.local import LocalResidual, ValueConv
+from softline.layers.local import LocalResidual, LocalSum, ValueConv
 from tests.support import value_and_gradients
 
 
@@ -111,3 +111,12 @@ def test_a_graph_computes_what_eager_execution_does(grid_size, kernel_size):
     graph = value_and_gradients(lambda x, v: compiled(x, v, grid_size), x, v)
     for one, other in zip(graph, eager, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_hooks_see_each_term_of_a_sum():
+    terms = LocalSum([ValueConv(2, 4, 3), ValueConv(2, 4, 5)])
+    seen = []
+    for term in terms:
+        term.register_forward_hook(lambda module, *_: seen.append(module))
+    terms(torch.randn(1, 12, 8), torch.randn(1, 2, 12, 4), (3, 4))
+    assert seen == list(terms)

@@ -3,7 +3,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from softline.attention import create_attention
 from softline.layers import tokenwise
+from softline.layers.blocks import PostNormBlock, PreNormBlock
 from softline.layers.tokenwise import TanhGELU, for_each_token
 
 
@@ -73,3 +75,12 @@ def test_gelu_through_the_exponential_is_the_form_with_tanh():
     half = x.clamp(-1e4, 1e4).to(torch.float16)
     assert compiled(half).dtype == torch.float16
     torch.testing.assert_close(compiled(half), F.gelu(half, approximate="tanh"), rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("block", [PreNormBlock, PostNormBlock])
+def test_autocast_does_not_narrow_large_inputs(block):
+    attention = create_attention("softpp", 16, 2, ratio=4)
+    module = block(16, attention).eval()
+    few, many = torch.randn(1, 64, 16), torch.randn(1, 128 * 128, 16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert module(many, (128, 128)).dtype == module(few, (8, 8)).dtype == torch.float32

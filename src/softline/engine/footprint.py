@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ MOST_BYTES_OF_A_PIXEL = 2048
 # pixels
 LARGE_IMAGE = 2**20
 
+# footprints that were found, by the size of the image
+_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[int, int], int]] = WeakKeyDictionary()
+
 
 def check_image_memory(
     network: nn.Module, run: Callable[[Tensor], object], size: tuple[int, int], *, what: str, instead: str
@@ -35,7 +39,10 @@ def check_image_memory(
     height, width = size
     if available is None or height * width * MOST_BYTES_OF_A_PIXEL <= available or _device(network).type != "cpu":
         return
-    needed = footprint(run, size)
+    known = _KNOWN.setdefault(network, {})
+    if size not in known:
+        known[size] = footprint(run, size)
+    needed = known[size]
     if needed > available:
         raise UserError(
             f"{what} of {width} x {height} pixels needs about {needed / 1e9:.1f} GB of memory, and "

@@ -197,7 +197,7 @@ class LocalSum(nn.ModuleList):
         return super().__iter__()
 
     def forward(self, x: Tensor, v: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Tensor:
-        return self.convolve(v, grid_size, self.kernels(x, key_mask))
+        return reduce(torch.add, [term(x, v, grid_size, key_mask) for term in self])
 
     @property
     def reach(self) -> int:

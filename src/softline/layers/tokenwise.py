@@ -29,7 +29,7 @@ def for_each_token(
     hidden layers with ``width`` activations per token need little memory. If a submodule is in training mode or has a
     hook, all tokens are passed at once.
 
-    out: one of ``tokens`` that nothing else needs, of the result's shape: it may be overwritten by the result.
+    out: one of ``tokens`` that nothing else needs, of the result's shape: it is overwritten by a result of its dtype.
     """
     if not may_overwrite() or not runs_in_parts(module):
         return function(*tokens)
@@ -38,7 +38,8 @@ def for_each_token(
         return function(*tokens)
     for part in parts:
         result = function(*(each[part] for each in tokens))
-        out = result.new_empty(*tokens[0].shape[:2], result.shape[-1]) if out is None else out
+        if out is None or out.dtype != result.dtype:
+            out = result.new_empty(*tokens[0].shape[:2], result.shape[-1])
         out[part] = result
     assert out is not None, "there are several parts"
     return out

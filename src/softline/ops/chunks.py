@@ -64,7 +64,10 @@ def may_overwrite() -> bool:
 
 def add_to(fresh: Tensor, other: Tensor) -> Tensor:
     """fresh + other; ``fresh`` may be overwritten, so nothing else may use it."""
-    return fresh.add_(other) if may_overwrite() else fresh + other
+    # under autocast the sum may have a wider dtype
+    if may_overwrite() and fresh.dtype == torch.result_type(fresh, other):
+        return fresh.add_(other)
+    return fresh + other
 
 
 def multiply_by(fresh: Tensor, other: Tensor | float) -> Tensor:

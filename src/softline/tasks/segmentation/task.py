@@ -1,7 +1,7 @@
 """Loss, metrics and inference of segmentation."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,8 +44,6 @@ class Segmentation:
     windows: SlidingWindows | None = None
     channels_last: bool = False
     groups: Sequence[int] | None = None
-    _seen: set[GridSize] = field(default_factory=set)
-    """Sizes of images that fit into memory."""
     monitor = "mIoU"
     unit = "images"
 
@@ -102,7 +100,7 @@ class Segmentation:
         sizes = [(truth.shape[0], truth.shape[1]) for truth in truths]
         if self.windows is None:
             for image in images:
-                check_whole_image(model, (image.shape[1], image.shape[2]), self._seen)
+                check_whole_image(model, (image.shape[1], image.shape[2]))
         if self.windows is None and isinstance(images, Tensor):
             if len(images):
                 images = images.contiguous(memory_format=self.layout)
@@ -154,17 +152,13 @@ def image_labels(model: nn.Module, image: Tensor, size: GridSize, *, windows: Sl
     )
 
 
-def check_whole_image(model: nn.Module, size: GridSize, seen: set[GridSize]) -> None:
-    """Refuse an image that does not fit into memory as a whole.
-
-    seen: sizes that fit; the image's is added.
-    """
+def check_whole_image(model: nn.Module, size: GridSize) -> None:
+    """Refuse an image that does not fit into memory as a whole."""
     network = getattr(model, "module", model)
-    if size in seen or not isinstance(network, Segmenter) or isinstance(model, FSDPModule):
+    if not isinstance(network, Segmenter) or isinstance(model, FSDPModule):
         return
     instead = "use windows (--inference slide), or images of fewer pixels (data.short_side in the recipe)"
     check_image_memory(network, network.maps.rows, size, what="an image", instead=instead)
-    seen.add(size)
 
 
 def batch_labels(model: nn.Module, images: Tensor, size: GridSize) -> list[Tensor]:

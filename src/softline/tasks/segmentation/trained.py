@@ -14,7 +14,6 @@ from softline.data.semantic.classes import palette
 from softline.engine.graph import BATCH, HEIGHT, WIDTH, Description, Graph, Sizes, image_graph
 from softline.engine.shipping import describe_recipe
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
-from softline.layers.grid import GridSize
 from softline.tasks.images import backbone_view, check_trained_classes
 from softline.tasks.networks import channel_statistics
 from softline.tasks.predicting import Photograph, predict_images, run_by_size
@@ -80,9 +79,8 @@ class TrainedSegmenter(Trained):
     def _label(self, data: SemanticData, photographs: Sequence[Photograph]) -> list[LabelMap]:
         transform, windows = segmentation_eval_transform(self.model, data), windows_of(data)
         if windows is None and data.short_side is None:
-            seen: set[GridSize] = set()
             for each in photographs:
-                check_whole_image(self.model, (each.image.height, each.image.width), seen)
+                check_whole_image(self.model, (each.image.height, each.image.width))
         # the transform wants labels, and returns them unused
         sizes = [(each.image.height, each.image.width) for each in photographs]
         pixels = [
