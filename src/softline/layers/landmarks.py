@@ -10,6 +10,7 @@ padded at the bottom and the right has the same landmarks as without padding. A 
 on its own; in a batch with larger ones it has one landmark with a cap and none without.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,8 +23,8 @@ from torch import Tensor, nn
 from softline.checks import check_option
 from softline.errors import UserError
 from softline.layers.bands import for_each_band
-from softline.layers.grid import GridSize, as_pair, pad_to_whole, spatial_map, spatial_tokens
-from softline.ops.chunks import of_any_size
+from softline.layers.grid import GridSize, always, as_pair, pad_to_whole, spatial_map, spatial_tokens
+from softline.ops.chunks import is_traced, of_any_size
 from softline.ops.inputs import hide, saturate, widen, without_autocast
 
 Sampling = Literal["conv", "avgpool", "random", "biased"]
@@ -107,21 +108,30 @@ class LandmarkPlan:
         """Mean number of cells per landmark: [1], or [B] with a mask; None without a cap, where it is always 1."""
         if self.cap is None:
             return None
+        if key_mask is None and not is_traced():
+            cells, landmarks = (math.prod(map(count, grid_size, (0, 1))) for count in (self.cells, self.landmarks))
+            return torch.full((1,), cells / landmarks, device=device)
         if key_mask is None:
             extents = tuple(torch.full((1,), tokens, device=device) for tokens in grid_size)
         else:
             extents = _extents(key_mask.unflatten(-1, grid_size))
-        rows, columns = (
-            self.cells(extents[axis], axis) / self.landmarks_of(extents[axis], axis).clamp(min=1) for axis in (0, 1)
+        all_cells, all_landmarks = (
+            count(extents[0], 0) * count(extents[1], 1) for count in (self.cells, self.landmarks_of)
         )
         # a sample without real tokens has no cells
-        return (rows * columns).clamp(min=1)
+        return (all_cells / all_landmarks.clamp(min=1)).clamp(min=1)
 
     def whole_cells(self, maps: Tensor) -> Tensor:
         """Maps [..., height, width], zero-padded to complete cells if there is a cap."""
         if self.cap is None:
             return maps  # a convolution or pooling with stride = kernel drops incomplete cells
         return pad_to_whole(maps, self.ratio)
+
+    def has_whole_cells(self, grid_size: GridSize) -> bool:
+        """Whether no cell is incomplete; in a graph for many sizes, whether none is for any of them."""
+        return self.cap is None or all(
+            always(tokens % side == 0) for tokens, side in zip(grid_size, self.ratio, strict=True)
+        )
 
     def over_cells(self, module: nn.Module, reduce: Callable[[Tensor], Tensor], maps: Tensor) -> Tensor:
         """Reduce each cell of maps [B, C, height, width] to one place [B, C, rows, columns].
@@ -148,16 +158,23 @@ class LandmarkPlan:
         bin_of = cell * self.landmarks_of(extents, axis)[:, None] // cells.clamp(min=1)  # [B, cells]
         return (bin_of[:, None] == bins) & (cell < cells)[:, None]
 
+    def _one_cell_each(self, grid_size: GridSize) -> bool:
+        """Whether every landmark has one cell; in a graph for many sizes, whether it has for all of them."""
+        return self.cap is None or all(
+            always(self.cells(tokens, axis) <= most)
+            for axis, (tokens, most) in enumerate(zip(grid_size, self.cap, strict=True))
+        )
+
     @without_autocast
     def means(self, sums: Tensor, counts: Tensor | None, grid_size: GridSize, real: Tensor | None) -> Landmarks:
         """Means over the bins [B, C, landmark rows, landmark columns], in float32, from sums and counts of the cells.
 
-        sums: [B, C, rows, columns]; counts: [B or 1, rows, columns], None if each cell counts as one.
+        sums: [B, C, rows, columns]; counts: [B or 1, rows, columns], None if each cell counts as one. Both
+            may have been divided by the same number.
         real: real tokens [B, height, width], None if all are.
         """
         sums = widen(sums)
-        # depends on options and not on sizes, so that one graph serves all sizes
-        if real is None and self.cap is None:
+        if real is None and self._one_cell_each(grid_size):
             return sums if counts is None else sums / counts[:, None], None
         counts = sums.new_ones(1, *sums.shape[-2:]) if counts is None else counts.to(sums.dtype)
         extents = (None, None) if real is None else _extents(real)
@@ -166,7 +183,7 @@ class LandmarkPlan:
         # channels last, so that the two products multiply a few large matrices and not many small ones
         sums = rows @ sums.permute(0, 2, 3, 1).flatten(2)  # [B, landmark rows, columns * C]
         sums = columns[:, None] @ sums.unflatten(-1, (columns.shape[-1], -1))  # [B, landmark rows, landmark columns, C]
-        means = sums.permute(0, 3, 1, 2) / counts.clamp(min=1)[:, None]
+        means = sums.permute(0, 3, 1, 2) / counts.masked_fill(counts == 0, 1)[:, None]
         if real is None and not any(of_any_size(side) for side in grid_size):
             return means, None
         return means, (counts.flatten(1) > 0).expand(means.shape[0], -1)
@@ -217,18 +234,21 @@ class PooledLandmarks(nn.Module):
 
     def forward(self, q: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Landmarks:
         self.plan.check(grid_size)
-        sums = self._cell_sums(spatial_map(widen(hide(q, key_mask)), grid_size))
-        real = None if key_mask is None else key_mask.unflatten(-1, grid_size)
-        tokens = sums.new_ones(1, *grid_size) if real is None else real.to(sums.dtype)
-        means, mask = self.plan.means(sums, self._cell_sums(tokens)[:, 0], grid_size, real)
+        # means over the whole area of each cell, masked tokens and padding included as zeros
+        cells = self._pool(spatial_map(widen(hide(q, key_mask)), grid_size))
+        real = filled = None
+        if key_mask is not None:
+            real = key_mask.unflatten(-1, grid_size)
+            filled = self._pool(real[:, None].to(cells.dtype))[:, 0]
+        elif not self.plan.has_whole_cells(grid_size):
+            filled = self._pool(cells.new_ones(1, 1, *grid_size))[:, 0]
+        means, mask = self.plan.means(cells, filled, grid_size, real)
         return self.scale * spatial_tokens(means, q.shape[1]).to(q.dtype), mask
 
-    def _cell_sums(self, maps: Tensor) -> Tensor:
-        height, width = self.plan.ratio
-        # torch cannot pool an empty batch without a channel axis
-        maps = maps if maps.ndim == 4 else maps[:, None]
-        pool = partial(F.avg_pool2d, kernel_size=self.plan.ratio)
-        return self.plan.over_cells(self, pool, maps) * (height * width)
+    def _pool(self, maps: Tensor) -> Tensor:
+        if self.plan.ratio == (1, 1):
+            return maps
+        return self.plan.over_cells(self, partial(F.avg_pool2d, kernel_size=self.plan.ratio), maps)
 
     def extra_repr(self) -> str:
         return repr(self.plan)

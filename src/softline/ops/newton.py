@@ -89,7 +89,7 @@ def newton_iterate(
     A: Tensor, iterations: int, start: NewtonStart | Tensor, gradient: NewtonGradient = "one_step"
 ) -> Tensor:
     """The iterate A_T [..., m, m]; A is float32 or float64."""
-    if gradient == "autograd":
+    if gradient == "autograd" or not torch.is_grad_enabled():
         return _iterate(A, iterations, start)
     inverse: Tensor = _OneStepInverse.apply(A, iterations, start)
     return inverse

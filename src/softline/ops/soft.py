@@ -6,11 +6,12 @@ Keys are queries. With m landmark tokens l_1..l_m and the Gaussian kernel of Eq.
     SOFT++  S = P^T D^-1/2 A^+ D^-1/2 P          (Eq. 17), D = diag(A 1),
 applied to the values as P^T (A^+ (P v)): O(N m) time, nothing of size N x N.
 
-Deviations from the paper: the diagonal of A is set to exactly 1, its value without rounding; `ridge` inverts
-A + ridge I (the release uses 0.01 for SOFT and 0 for SOFT++); `cells` lets one landmark represent several. Newton's
-start is chosen for each matrix; ``start="release"`` is that of the released code, which its weights are trained with.
+Deviations from the paper: `ridge` inverts A + ridge I (the release uses 0.01 for SOFT and 0 for SOFT++); `cells` lets
+one landmark represent several. Newton's start is chosen for each matrix; ``start="release"`` is that of the released
+code, which its weights are trained with.
 """
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from softline.checks import check_at_least, check_number, check_option
 from softline.errors import UserError
-from softline.ops.gaussian import centre_of, gaussian_kernel, hide_pairs, left_factor, power_of_two, right_factor
+from softline.ops.gaussian import centre_of, gaussian_kernel, hide_pairs, power_of_two
 from softline.ops.inputs import Impl, check_alike, check_mask, check_tensor, finish, narrow, prepare, without_autocast
 from softline.ops.newton import (
     NewtonGradient,
@@ -264,11 +265,16 @@ def _landmark_kernel(landmarks: Tensor, scale: float, landmark_mask: Tensor | No
     """A [B, H, m, m]."""
     # distances in float64 where available: rounding errors must not make this small matrix indefinite
     exact = landmarks if landmarks.device.type == "mps" else landmarks.double()
-    centre = exact.mean(-2, keepdim=True).detach()
-    exponents = left_factor(exact, centre, scale) @ right_factor(exact, centre, scale).mT
-    A = hide_pairs(power_of_two(exponents.to(landmarks.dtype)), landmark_mask, landmark_mask)
+    centred = exact - exact.mean(-2, keepdim=True).detach()
+    # l_i . l_j - |l_i|^2 / 2 - |l_j|^2 / 2, which is exactly 0 on the diagonal
+    products = centred @ centred.mT
+    halves = 0.5 * products.diagonal(dim1=-2, dim2=-1)
+    exponents = scale * math.log2(math.e) * (products - halves[..., None] - halves[..., None, :])
+    A = power_of_two(exponents.to(landmarks.dtype))
+    if landmark_mask is None:
+        return A
     diagonal = torch.eye(A.shape[-1], dtype=torch.bool, device=A.device)
-    return A.masked_fill(diagonal, 1)
+    return hide_pairs(A, landmark_mask, landmark_mask).masked_fill(diagonal, 1)
 
 
 def _pseudo_inverse(A: Tensor, options: Inversion) -> Tensor:

@@ -10,6 +10,7 @@ With U = M S, S = P v, and an incoming gradient g [N, Dv]:
 """
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import torch
@@ -42,7 +43,9 @@ def soft_linear(
         masked landmarks are 0.
     centre: the point [B, H, 1, D] from which distances are computed, see `gaussian_kernel`.
     """
-    out: Tensor = _SoftLinear.apply(q, landmarks, v, inverse, centre, scale, key_mask)[0]
+    # torch takes longer to enter a function with a gradient than small inputs take to compute
+    run = _SoftLinear.apply if torch.is_grad_enabled() else _SoftLinear.forward
+    out: Tensor = run(q, landmarks, v, inverse, centre, scale, key_mask)[0]
     return out
 
 
@@ -130,15 +133,16 @@ def _differentiate(
     d_summary = inverse.mT @ d_mixed
     both = torch.cat([inverse @ summary, d_summary], dim=-1)  # [B, H, m, 2 Dv]
     pulled = torch.zeros_like(kernel.left)  # [B, H, m, D + 2]
+    centred_one = right_factor(kernel.landmarks, kernel.centre, kernel.scale)[..., :-1]  # [B, H, m, D + 1]
     for chunk in reversed(kernel.chunks):
         P, right = kernel.block(chunk), kernel.right(chunk)
         d_v.put(kernel.samples, chunk, P.mT @ d_summary)
         sides = torch.cat([kernel.tokens(grad, chunk), kernel.tokens(v, chunk)], dim=-1)
         W = multiply_by(both @ sides.mT, P)
         pulled = pulled + W @ right
-        moved = _difference(W.mT @ kernel.centred_one, right[..., :-1])
+        moved = _difference(W.mT @ centred_one, right[..., :-1])
         d_q.put(kernel.samples, chunk, multiply_by(moved, kernel.scale))
-    d_landmarks = multiply_by(_difference(pulled[..., :-1], kernel.centred_one), kernel.scale)
+    d_landmarks = multiply_by(_difference(pulled[..., :-1], centred_one), kernel.scale)
     return d_landmarks, d_mixed @ summary.mT
 
 
@@ -161,18 +165,14 @@ class _Kernel:
     ) -> None:
         self.q, self.scale, self.samples = q, scale, samples
         self.key_mask = None if key_mask is None else key_mask[samples]
-        landmarks, self.centre = landmarks[samples], centre[samples]
-        self.left = left_factor(landmarks, self.centre, scale)
-        self.centred_one = right_factor(landmarks, self.centre, scale)[..., :-1]  # [B, H, m, D + 1]
+        self.landmarks, self.centre = landmarks[samples], centre[samples]
+        self.left = left_factor(self.landmarks, self.centre, scale)
         self.chunks = _token_blocks(q.shape[2], self.left[..., 0].numel(), q.device)
         self.last: tuple[slice, Tensor] | None = None
 
     def times(self, x: Tensor) -> Tensor:
         """P x [B, H, m, D] for these samples; x [B, H, N, D] holds all samples."""
-        product = self.left.new_zeros(*self.left.shape[:-1], x.shape[-1])
-        for chunk in self.chunks:
-            product = product + self.block(chunk) @ self.tokens(x, chunk)
-        return product
+        return reduce(torch.add, (self.block(chunk) @ self.tokens(x, chunk) for chunk in self.chunks))
 
     def block(self, chunk: slice) -> Tensor:
         """P of one block [B, H, m, n]; the last block is cached, so that a single block is computed only once."""
