@@ -3,8 +3,10 @@ import torch
 from torch import nn
 
 from softline import ATTENTIONS, ops
+from softline.backbones.creation import use_grad_checkpointing
 from softline.measure import LayerCase, OperatorCase, SequenceCase, Setting, VitCase, count_macs, parse_model
 from softline.measure.cases import MATH, OPERATORS, Workload, check_device, prepare
+from softline.measure.counting import peak_bytes
 
 
 def test_every_operator_of_the_package_is_a_case():
@@ -71,6 +73,19 @@ def test_options_of_models_are_yaml():
     assert case.model == "softpp_micro"
     assert case.options == {"attention": ["softpp", "softmax", "inline", "inline"], "drop_rate": 0.5, "in_chans": 1}
     prepare(case, 32, "infer", Setting()).run()
+
+
+def test_a_model_computes_its_blocks_twice_if_asked_to():
+    def peak(text):
+        runs = prepare(parse_model(text), 256, "train", Setting())
+        runs.run()
+        return peak_bytes(runs.run)
+
+    assert peak("softpp_micro:grad_checkpointing=true") < 0.8 * peak("softpp_micro")
+    with pytest.raises(ValueError, match=r"grad_checkpointing must be true or false, got 3"):
+        prepare(parse_model("softpp_micro:grad_checkpointing=3"), 64, "train", Setting())
+    with pytest.raises(ValueError, match=r"grad_checkpointing: lenet does not offer it"):
+        use_grad_checkpointing(nn.Linear(2, 2), "lenet")
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,15 @@ def create_for_size(name: str, size: int | None, **options: Any) -> Any:
     return model
 
 
+def use_grad_checkpointing(model: Any, name: str) -> None:
+    """Let a model compute its blocks again in the backward pass instead of keeping what they computed."""
+    try:
+        model.set_grad_checkpointing(True)
+    except (AssertionError, AttributeError):
+        # timm asserts
+        raise UserError(f"grad_checkpointing: {name} does not offer it") from None
+
+
 def create_saved(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     """Create the model that timm saved in a directory, with its weights, as "local-dir:" does; return its options too.
 

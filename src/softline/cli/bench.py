@@ -103,7 +103,8 @@ def _add_models(add_kind: AddKind) -> None:
         help="whole models, softline's or timm's, on growing images",
         description="Measure models of timm.create_model, softline's included, on random square images. Options follow "
         "a colon, and their values are YAML: softpp_tiny:attention=inline,drop_path_rate=0.1. A training step is the "
-        "forward and the backward pass, without the optimizer.",
+        "forward and the backward pass, without the optimizer; with grad_checkpointing=true it computes blocks twice "
+        "and needs less memory.",
     )
     parser.add_argument(
         "names",

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from softline import ops
 from softline.attention import ATTENTIONS
 from softline.backbones.building import build_attention
-from softline.backbones.creation import check_model_name, create_for_size
+from softline.backbones.creation import check_model_name, create_for_size, use_grad_checkpointing
 from softline.backbones.sequence import SequenceClassifier, SequenceEncoder
 from softline.checks import check_at_least, check_option
 from softline.errors import UserError
@@ -347,6 +347,7 @@ class ModelCase:
     """A timm model on random square images; the size is the image's side in pixels.
 
     name: what tables call it: the model's name with its options, as the user wrote them.
+    options: of `timm.create_model`, and grad_checkpointing, which lets a training step compute blocks twice.
     """
 
     name: str
@@ -365,10 +366,16 @@ class ModelCase:
         return size
 
     def build(self, size: int, setting: Setting) -> Workload:
+        options = {"num_classes": CLASSES, **self.options}
+        checkpointing = options.pop("grad_checkpointing", False)
+        if not isinstance(checkpointing, bool):
+            raise UserError(f"grad_checkpointing must be true or false, got {checkpointing!r}")
         with warnings.catch_warnings():
             # timm warns while it resizes position embeddings
             warnings.filterwarnings("ignore", category=UserWarning)
-            model = create_for_size(self.model, size, **{"num_classes": CLASSES, **self.options})
+            model = create_for_size(self.model, size, **options)
+        if checkpointing:
+            use_grad_checkpointing(model, self.model)
         # images need no gradient
         images = torch.randn(setting.batch, self.options.get("in_chans", 3), size, size)
         return Workload(model, (images,), model)

@@ -11,10 +11,15 @@ from timm.layers import freeze_batch_norm_2d
 from torch import Tensor, nn
 
 from softline.backbones.backbone import fit_positions
-from softline.backbones.creation import building, check_architecture, check_model_options, create_for_size
+from softline.backbones.creation import (
+    building,
+    check_architecture,
+    check_model_options,
+    create_for_size,
+    use_grad_checkpointing,
+)
 from softline.engine.recipe import ModelRecipe, ReplaceRecipe
 from softline.engine.task import Notify, log
-from softline.errors import UserError
 from softline.replacing.replace import replace_attention, replaceable
 from softline.weights.releases import read_weights
 from softline.weights.renaming import check_keys
@@ -85,11 +90,7 @@ def put_attention(network: nn.Module, recipe: ReplaceRecipe) -> None:
 def prepare_network(network: Any, recipe: ModelRecipe) -> nn.Module:
     """Apply what a recipe asks of a network that has its weights."""
     if recipe.grad_checkpointing:
-        try:
-            network.set_grad_checkpointing(True)
-        except (AssertionError, AttributeError):
-            # timm asserts
-            raise UserError(f"model.grad_checkpointing: {recipe.name} does not offer it") from None
+        use_grad_checkpointing(network, recipe.name)
     prepared: nn.Module = freeze_batch_norm_2d(network) if recipe.freeze_batch_norm else network
     return prepared
 
