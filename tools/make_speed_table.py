@@ -7,7 +7,7 @@ A block between ``<!-- speed: NAME TABLE -->`` and ``<!-- /speed -->`` becomes t
     growth   fitted exponents and the growth from each size to the next
     memory   peak MiB at each size, its slope and its exponent
     roofline parts of an operator, measured by tools/roofline_soft.py: operations and bytes per second
-    dense    whole segmenters, measured by tools/measure_dense_models.py: seconds and peak MiB of backbone and head
+    dense    whole segmenters or detectors, measured by tools/measure_dense_models.py: seconds and peak MiB
 
 Without arguments, README.md and every page under docs/ are updated. With --check nothing is written: the exit code is 1
 if a table differs from its results. It is 2 if a table cannot be made because its results are missing or incomplete.
