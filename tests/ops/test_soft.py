@@ -234,19 +234,37 @@ def test_cells_of_another_batch_are_refused():
         soft_attention(q, q, q, normalize=True, cells=torch.ones(3))
 
 
+def use_blocks(monkeypatch, block_numbers, kept_numbers=0):
+    monkeypatch.setattr(soft_linear, "CPU_BLOCK_NUMBERS", block_numbers)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(soft_linear, "KEPT_NUMBERS", kept_numbers)
+
+
+def test_blocks_under_vmap(monkeypatch):
+    """Each operand may be the only one that is batched."""
+    q, z, v = inputs(20, 6)
+    expected = soft_attention(q, z, v, normalize=True)
+    use_blocks(monkeypatch, 2 * 6 * 7)
+    for place in range(3):
+        batched = [x[None].repeat(3, 1, 1, 1, 1) if place == other else x for other, x in enumerate((q, z, v))]
+        axes = tuple(0 if place == other else None for other in range(3))
+        with torch.no_grad():
+            many = torch.vmap(lambda *x: soft_attention(*x, normalize=True), axes)(*batched)
+        torch.testing.assert_close(many, expected[None].expand_as(many), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("kept_numbers", [0, 2**23], ids=["computed twice", "kept"])
 @pytest.mark.parametrize(
-    ("whole_numbers", "block_numbers", "masked"),
-    [(0, 1, True), (0, 2 * 6 * 7, False), (2 * 6 * 20, 1, False), (2 * 6 * 20, 2 * 6 * 7, True)],
+    ("block_numbers", "masked"), [(1, True), (2 * 6 * 7, False), (2 * 6 * 7, True), (2 * 6 * 20, False)]
 )
-def test_parts_of_samples_and_tokens_give_what_all_give(monkeypatch, whole_numbers, block_numbers, masked):
+def test_parts_of_samples_and_tokens_give_what_all_give(monkeypatch, kept_numbers, block_numbers, masked):
     """One token at a time, seven, or one whole sample: values, gradients of everything, and what masks hide."""
     q, z, v = inputs(20, 6)
     options = {"normalize": True}
     if masked:
         options |= {"key_mask": prefix_mask([20, 11], 20), "landmark_mask": prefix_mask([6, 4], 6)}
     at_once = value_and_gradients(lambda *x: soft_attention(*x, **options), q, z, v)
-    monkeypatch.setattr(soft_linear, "WHOLE_NUMBERS", whole_numbers)
-    monkeypatch.setattr(soft_linear, "CPU_BLOCK_NUMBERS", block_numbers)
+    use_blocks(monkeypatch, block_numbers, kept_numbers)
     in_chunks = value_and_gradients(lambda *x: soft_attention(*x, **options), q, z, v)
     with torch.no_grad():
         in_chunks.append(soft_attention(q, z, v, **options))
@@ -256,8 +274,7 @@ def test_parts_of_samples_and_tokens_give_what_all_give(monkeypatch, whole_numbe
 
 @pytest.mark.parametrize("block_numbers", [2**23, 3 * 2], ids=["one block", "blocks of 3 tokens"])
 def test_gradients_of_gradients(monkeypatch, block_numbers):
-    monkeypatch.setattr(soft_linear, "WHOLE_NUMBERS", 0)
-    monkeypatch.setattr(soft_linear, "CPU_BLOCK_NUMBERS", block_numbers)
+    use_blocks(monkeypatch, block_numbers)
     q, z, v = (x[:1, :1, :, :2].clone().requires_grad_() for x in inputs(4, 2))
 
     def attend(q, z, v):

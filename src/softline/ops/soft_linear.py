@@ -20,11 +20,11 @@ from softline.ops.chunks import is_traced, multiply_by, token_chunks
 from softline.ops.gaussian import hide_pairs, left_factor, power_of_two, right_factor
 from softline.ops.inputs import prepare, saturate
 
-# a P of up to this many elements (32 MB in float32) is computed once and kept; a larger one is split into samples and,
-# if one sample is too large, computed twice in blocks of tokens. Blocks fit the cache of a CPU; other devices run
-# fastest with few and large blocks
-WHOLE_NUMBERS = 2**23
+# P is computed in blocks: several samples, or some tokens of one. A CPU's threads have 2 MB of a block each, which their
+# caches hold; other devices run fastest with few and large blocks. The blocks of a sample are kept for their second use,
+# unless they have more numbers together than the limit (32 MB)
 CPU_BLOCK_NUMBERS = 2**19
+KEPT_NUMBERS = 2**23
 
 
 def soft_linear(
@@ -167,19 +167,23 @@ class _Kernel:
         self.key_mask = None if key_mask is None else key_mask[samples]
         self.landmarks, self.centre = landmarks[samples], centre[samples]
         self.left = left_factor(self.landmarks, self.centre, scale)
-        self.chunks = _token_blocks(q.shape[2], self.left[..., 0].numel(), q.device)
-        self.last: tuple[slice, Tensor] | None = None
+        column = self.left[..., 0].numel()
+        self.chunks = _blocks(q.shape[2], column, q.device)
+        self.keeps_all = len(self.chunks) == 1 or q.shape[2] * column <= KEPT_NUMBERS
+        self.kept: dict[int, Tensor] = {}
 
     def times(self, x: Tensor) -> Tensor:
         """P x [B, H, m, D] for these samples; x [B, H, N, D] holds all samples."""
         return reduce(torch.add, (self.block(chunk) @ self.tokens(x, chunk) for chunk in self.chunks))
 
     def block(self, chunk: slice) -> Tensor:
-        """P of one block [B, H, m, n]; the last block is cached, so that a single block is computed only once."""
-        if self.last is None or self.last[0] is not chunk:
+        """P of one block [B, H, m, n]; all blocks are kept, or only the last one if they are large."""
+        if chunk.start not in self.kept:
+            if not self.keeps_all:
+                self.kept.clear()
             P = power_of_two(self.left @ self.right(chunk).mT)
-            self.last = chunk, hide_pairs(P, None, self.mask(chunk))
-        return self.last[1]
+            self.kept[chunk.start] = hide_pairs(P, None, self.mask(chunk))
+        return self.kept[chunk.start]
 
     def right(self, chunk: slice) -> Tensor:
         """`right_factor` of the queries [B, H, n, D + 2]."""
@@ -194,22 +198,17 @@ class _Kernel:
 
 
 def _sample_groups(q: Tensor, landmarks: Tensor) -> list[slice]:
-    """Slices of samples to process together: all, or as many as fit a block. Samples do not affect each other."""
+    """Slices of samples to process together: as many as fit a block. Samples do not affect each other."""
     batch, heads, tokens = q.shape[:3]
-    if is_traced() or batch * heads * tokens * landmarks.shape[2] <= WHOLE_NUMBERS:
+    return _blocks(batch, heads * tokens * landmarks.shape[2], q.device)
+
+
+def _blocks(count: int, numbers: int, device: torch.device) -> list[slice]:
+    """Cut ``count`` samples or tokens, each of which has so many numbers of P, into slices that fit a block."""
+    block = CPU_BLOCK_NUMBERS * torch.get_num_threads() if device.type == "cpu" else KEPT_NUMBERS
+    if is_traced() or count * numbers <= block:
         return [slice(None)]
-    return token_chunks(batch, max(_block_numbers(q.device) // (heads * tokens * landmarks.shape[2]), 1))
-
-
-def _token_blocks(tokens: int, landmarks: int, device: torch.device) -> list[slice]:
-    """Slices of tokens, one per block; ``landmarks`` is the number over all samples and heads."""
-    if is_traced() or tokens * landmarks <= WHOLE_NUMBERS:
-        return [slice(None)]
-    return token_chunks(tokens, max(_block_numbers(device) // landmarks, 1))
-
-
-def _block_numbers(device: torch.device) -> int:
-    return CPU_BLOCK_NUMBERS if device.type == "cpu" else WHOLE_NUMBERS
+    return token_chunks(count, max(block // numbers, 1))
 
 
 class _Tokens:
@@ -227,7 +226,8 @@ class _Tokens:
             return
         if self.memory is None:
             batch, heads, tokens, width = self.like.shape
-            self.memory = self.like.new_empty(batch, tokens, heads, width).transpose(1, 2)
+            # allocated from rows, which are batched under torch.func.vmap if any operand is
+            self.memory = rows.new_empty(batch, tokens, heads, width).transpose(1, 2)
         self.memory[samples, :, chunk] = rows
 
     def whole(self) -> Tensor:
