@@ -20,9 +20,9 @@ from softline.ops.chunks import is_traced, multiply_by, token_chunks
 from softline.ops.gaussian import hide_pairs, left_factor, power_of_two, right_factor
 from softline.ops.inputs import prepare, saturate
 
-# P is computed in blocks: several samples, or some tokens of one. A CPU's threads have 2 MB of a block each, which their
-# caches hold; other devices run fastest with few and large blocks. The blocks of a sample are kept for their second use,
-# unless they have more numbers together than the limit (32 MB)
+# P is computed in blocks: several samples, or some tokens of one. Each thread of a CPU has 2 MB of a block, which its
+# caches hold; other devices run fastest with few and large blocks. The blocks of a sample are kept for their second
+# use, unless they have more numbers together than the limit (32 MB)
 CPU_BLOCK_NUMBERS = 2**19
 KEPT_NUMBERS = 2**23
 
