@@ -18,6 +18,8 @@ from softline.checks import check_integer, check_option
 from softline.errors import UserError
 from softline.layers.embed import PositionEmbed
 from softline.layers.grid import GridSize, as_pair, token_map
+from softline.layers.tokenwise import runs_in_parts
+from softline.ops.chunks import may_overwrite
 
 GlobalPool = Literal["avg", "token", ""]
 
@@ -68,7 +70,8 @@ class Stage(nn.Module):
             if self.cls_token is not None:
                 x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
             if self.position is not None:
-                x = self.position(x, grid_size)
+                # nobody else has what the embedding returns, unless there are hooks
+                x = self.position(x, grid_size, fresh=may_overwrite() and runs_in_parts(self))
         assert grid_size is not None, "a stage without an embedding follows one that has it"
         for block in self.blocks:
             x = checkpoint(block, x, grid_size) if self.grad_checkpointing else block(x, grid_size)

@@ -9,7 +9,7 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from softline.errors import UserError
-from softline.heads.rows import RowMap, each_pixel, rows_of
+from softline.layers.rows import RowMap, each_pixel, rows_of
 
 # the strides that feature pyramids expect
 STRIDES = (4, 8, 16, 32)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from softline.checks import check_integer, check_range
 from softline.errors import UserError
 from softline.heads.features import STRIDES, StageMaps
-from softline.heads.rows import (
+from softline.layers.grid import GridSize, as_pair, pad_to_whole
+from softline.layers.rows import (
     RowMap,
     added,
     doubled,
@@ -35,7 +36,6 @@ from softline.heads.rows import (
     rows_likeliest,
     rows_of,
 )
-from softline.layers.grid import GridSize, as_pair, pad_to_whole
 from softline.ops.chunks import is_exported
 
 M = TypeVar("M", Tensor, RowMap)

@@ -14,9 +14,9 @@ from softline.data.semantic.classes import IGNORE
 from softline.engine.footprint import check_image_memory
 from softline.engine.task import Loss
 from softline.errors import UserError
-from softline.heads.rows import each_pixel, resized, rows_likeliest, rows_of
 from softline.heads.segmenters import Segmenter
 from softline.layers.grid import GridSize
+from softline.layers.rows import each_pixel, resized, rows_likeliest, rows_of
 from softline.tasks.segmentation.windows import SlidingWindows
 
 if TYPE_CHECKING:

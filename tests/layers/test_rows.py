@@ -5,8 +5,8 @@ from torch import nn
 
 from softline.errors import UserError
 from softline.heads import segmenters as segmenters_module
-from softline.heads.rows import doubled, each_neighbourhood, group_normed, resized, rows_likeliest, rows_of
 from softline.layers.bands import shrunk_bands
+from softline.layers.rows import doubled, each_neighbourhood, group_normed, resized, rows_likeliest, rows_of
 from tests.heads.test_segmenters import EVERY, segmenters
 
 CPU = torch.device("cpu")

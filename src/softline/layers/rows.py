@@ -6,8 +6,9 @@ and nothing is computed before rows of the last one are read. Rows that several 
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -57,26 +58,31 @@ def each_neighbourhood(function: Callable[[Tensor], Tensor], maps: RowMap, reach
     return RowMap(maps.size, read)
 
 
-def resized(maps: RowMap, size: GridSize, *, align_corners: bool = False) -> RowMap:
-    """``F.interpolate(maps, size, mode="bilinear", align_corners=align_corners)``."""
+def resized(
+    maps: RowMap, size: GridSize, *, align_corners: bool = False, places_dtype: type[np.floating[Any]] = np.float32
+) -> RowMap:
+    """``F.interpolate(maps, size, mode="bilinear", align_corners=align_corners)``.
+
+    places_dtype: dtype in which places are computed; torch's kernel has float32, and float64 for maps in float64.
+    """
     size = (size[0], size[1])
     if size == maps.size:
         return maps
     rows = maps.size[0]
 
     def read(first: int, last: int) -> Tensor:
-        # in float32, as in torch's kernel
-        places = torch.arange(first, last, dtype=torch.float32)
+        # by numpy: tensors without values, by which memory is estimated, cannot say which rows are needed
+        places = np.arange(first, last).astype(places_dtype)
         if align_corners:
-            places = places * ((rows - 1) / max(size[0] - 1, 1))
+            places = places * places_dtype((rows - 1) / max(size[0] - 1, 1))
         else:
-            places = ((places + 0.5) * (rows / size[0]) - 0.5).clamp(min=0)
-        above = places.long().clamp(max=rows - 1)
-        below = (above + 1).clamp(max=rows - 1)
+            places = ((places + places_dtype(0.5)) * places_dtype(rows / size[0]) - places_dtype(0.5)).clip(min=0)
+        above = places.astype(np.int64).clip(max=rows - 1)
+        below = (above + 1).clip(max=rows - 1)
         begin, end = int(above[0]), int(below[-1]) + 1
         near = maps.read(begin, end)
-        share = (places - above).to(near)[:, None]
-        upper, lower = ((index - begin).to(near.device) for index in (above, below))
+        share = torch.from_numpy(places - above).to(near)[:, None]
+        upper, lower = (torch.from_numpy(index - begin).to(near.device) for index in (above, below))
         mixed = torch.lerp(near.index_select(2, upper), near.index_select(2, lower), share)
         return F.interpolate(mixed, size=(last - first, size[1]), mode="bilinear", align_corners=align_corners)
 
