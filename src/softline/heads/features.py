@@ -9,7 +9,9 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from softline.errors import UserError
+from softline.layers.bands import ImageRows
 from softline.layers.rows import RowMap, each_pixel, rows_of
+from softline.layers.tokenwise import runs_in_parts
 
 # the strides that feature pyramids expect
 STRIDES = (4, 8, 16, 32)
@@ -67,15 +69,17 @@ class StageMaps(nn.Module):
             for stage, size in zip(zip(*maps, strict=True), target, strict=True)
         ]
 
-    def rows(self, images: Tensor) -> list[RowMap]:
+    def rows(self, images: ImageRows) -> list[RowMap]:
         """The same maps, whose rows are normalised when they are read."""
-        stages = zip(self.norms, self._stages(images), strict=True)
+        # other backbones, and hooks, expect tensors
+        able = getattr(getattr(self.body, "model", None), "reads_rows", False) and runs_in_parts(self.body)
+        stages = zip(self.norms, self._stages(images if able else images.whole()), strict=True)
         return [each_pixel(norm, rows_of(stage)) for norm, stage in stages]
 
     def _maps(self, images: Tensor) -> list[Tensor]:
         return [norm(stage) for norm, stage in zip(self.norms, self._stages(images), strict=True)]
 
-    def _stages(self, images: Tensor) -> list[Tensor]:
+    def _stages(self, images: Tensor | ImageRows) -> list[Tensor]:
         try:
             found = self.body(images)
         except AssertionError as error:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softline.checks import check_integer
-from softline.layers.bands import Band, for_each_band, row_bands
+from softline.layers.bands import Band, ImageRows, for_each_band, row_bands
 from softline.layers.grid import GridSize, always, map_tokens, pad_to_whole, token_map
 from softline.layers.rows import resized, rows_of
 from softline.ops.inputs import widen, without_autocast
@@ -27,6 +27,8 @@ class PatchEmbed(nn.Module):
     Maps are zero-padded at the bottom and the right to a multiple of the stride, so that every pixel is used.
     """
 
+    reads_rows = True
+
     def __init__(
         self,
         in_chans: int,
@@ -43,7 +45,7 @@ class PatchEmbed(nn.Module):
         self.norm = nn.Identity() if norm_layer is None else norm_layer(dim)
         self.stride = stride
 
-    def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
+    def forward(self, maps: Tensor | ImageRows) -> tuple[Tensor, GridSize]:
         # kernels that overlap need rows of their neighbours
         reach = int(self.proj.kernel_size[0] > self.stride)
         columns = -(-maps.shape[3] // self.stride)
@@ -64,6 +66,8 @@ class ConvEmbed(nn.Module):
     overlap: False uses one convolution with kernel = stride instead, as in PVT (Table 11b of the SOFT paper).
     """
 
+    reads_rows = True
+
     def __init__(self, in_chans: int, widths: list[int], strides: list[int], *, overlap: bool = True) -> None:
         super().__init__()
         check_integer("in_chans", in_chans, 1)
@@ -82,7 +86,7 @@ class ConvEmbed(nn.Module):
         # the largest map is that of the first convolution
         self.first_width, self.first_stride = widths[0], strides[0]
 
-    def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
+    def forward(self, maps: Tensor | ImageRows) -> tuple[Tensor, GridSize]:
         pixels = self.stride * maps.shape[3] // self.first_stride**2
         row_numbers = self.first_width * max(pixels, 1)
         maps = for_each_band(self, self._embed, maps, stride=self.stride, row_numbers=row_numbers, reach=self.reach)

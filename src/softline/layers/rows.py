@@ -5,7 +5,6 @@ and nothing is computed before rows of the last one are read. Rows that several 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,8 @@ from torch import Tensor, nn
 from softline.errors import UserError
 from softline.layers.bands import row_bands
 from softline.layers.grid import GridSize
+
+LABEL_DTYPES = (torch.uint8, torch.int16, torch.int32)
 
 
 class RowMap(NamedTuple):
@@ -83,7 +84,7 @@ def resized(
         near = maps.read(begin, end)
         share = torch.from_numpy(places - above).to(near)[:, None]
         upper, lower = (torch.from_numpy(index - begin).to(near.device) for index in (above, below))
-        mixed = torch.lerp(near.index_select(2, upper), near.index_select(2, lower), share)
+        mixed = near.index_select(2, upper).lerp_(near.index_select(2, lower), share)
         return F.interpolate(mixed, size=(last - first, size[1]), mode="bilinear", align_corners=align_corners)
 
     return RowMap(size, read)
@@ -119,7 +120,16 @@ def group_normed(norm: nn.GroupNorm, maps: RowMap, device: torch.device) -> RowM
 
 
 def added(maps: Sequence[RowMap]) -> RowMap:
-    return RowMap(maps[0].size, lambda first, last: reduce(torch.add, (part.read(first, last) for part in maps)))
+    """The sum of at least two maps of one size."""
+
+    def read(first: int, last: int) -> Tensor:
+        # what a map returns may be a part of it, which must not be overwritten; the first sum is new
+        total = maps[0].read(first, last) + maps[1].read(first, last)
+        for part in maps[2:]:
+            total += part.read(first, last)
+        return total
+
+    return RowMap(maps[0].size, read)
 
 
 def joined(maps: Sequence[RowMap]) -> RowMap:
@@ -128,7 +138,9 @@ def joined(maps: Sequence[RowMap]) -> RowMap:
 
 
 def rows_likeliest(logits: RowMap, row_numbers: int, device: torch.device, *, least: int = 1) -> Tensor:
-    """The most probable class of each pixel [B, H, W], int64, of logits that are reduced to classes in bands.
+    """The most probable class of each pixel [B, H, W] of logits that are reduced to classes in bands.
+
+    There are as many labels as pixels, so their dtype is the smallest one that has all classes.
 
     row_numbers, least: see `RowMap.bands`.
     """
@@ -137,7 +149,9 @@ def rows_likeliest(logits: RowMap, row_numbers: int, device: torch.device, *, le
         best, found = band.max(1)
         if best.isnan().any():
             raise UserError("the model's logits are not numbers (NaN)")
-        labels = found.new_empty(len(found), *logits.size) if labels is None else labels
+        if labels is None:
+            dtype = next(each for each in LABEL_DTYPES if band.shape[1] - 1 <= torch.iinfo(each).max)
+            labels = found.new_empty(len(found), *logits.size, dtype=dtype)
         labels[:, rows] = found
     assert labels is not None, "a map has rows"
     return labels
