@@ -100,8 +100,7 @@ def test_softmax_attends_a_few_queries_at_a_time(options, monkeypatch):
     module = create_attention("softmax", 16, 2, **options).double().eval()
     tokens = GRID[0] * GRID[1] + options.get("num_prefix_tokens", 0)
     x = torch.randn(2, tokens, 16).double()
-    monkeypatch.setattr("softline.layers.tokenwise.CPU_NUMBERS", 16 * 100)
-    monkeypatch.setattr("softline.layers.tokenwise.LEAST_ROWS", 1)
+    monkeypatch.setattr("softline.attention.bands.QUERIES", 100)
     counts = []
     mixed = module.mixed
     monkeypatch.setattr(module, "mixed", lambda part: counts.append(part.shape[2]) or mixed(part))

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from softline.layers.bands import Band, band_numbers, return_bands, row_bands
 from softline.layers.grid import GridSize
-from softline.layers.tokenwise import for_each_token, runs_in_parts
-from softline.ops.chunks import may_overwrite
+from softline.layers.tokenwise import runs_in_parts
+from softline.ops.chunks import may_overwrite, token_chunks
 from softline.ops.inputs import saturate
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # inputs of less than so many bands are computed whole
 LEAST_BANDS = 2
+# queries attended at once by attention that makes all keys and values: matrix products with fewer rows are slow
+QUERIES = 1024
 
 
 def is_large(module: "MultiHeadAttention", x: Tensor) -> bool:
@@ -103,7 +105,10 @@ def attend_each_query(module: "MultiHeadAttention", x: Tensor) -> Tensor:
     assert module.operator.reader is not None, "`wants_queries` has asked"
     # the projection before that of the values is that of the keys, which may be the queries
     read = module.operator.reader(module.core, project(module, x, -2), project(module, x, -1))
-    return for_each_token(module, lambda part: module.mixed(read(project(module, part, 0))), x, width=module.dim)
+    out = torch.empty_like(x)
+    for part in token_chunks(x.shape[1], QUERIES):
+        out[:, part] = module.mixed(read(project(module, x[:, part], 0)))
+    return out
 
 
 def _local_term(module: "MultiHeadAttention", x: Tensor, band: Band, width: int, kernels: Any) -> Tensor:

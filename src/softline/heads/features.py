@@ -1,5 +1,6 @@
 """Feature maps of a backbone's stages, for the heads of dense tasks."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from softline.errors import UserError
-from softline.layers.bands import ImageRows
+from softline.layers.bands import ImageRows, return_bands
 from softline.layers.rows import RowMap, each_pixel, rows_of
 from softline.layers.tokenwise import runs_in_parts
 
@@ -73,8 +74,9 @@ class StageMaps(nn.Module):
         """The same maps, whose rows are normalised when they are read."""
         # other backbones, and hooks, expect tensors
         able = getattr(getattr(self.body, "model", None), "reads_rows", False) and runs_in_parts(self.body)
-        stages = zip(self.norms, self._stages(images if able else images.whole()), strict=True)
-        return [each_pixel(norm, rows_of(stage)) for norm, stage in stages]
+        stages = self._stages(images if able else images.whole())
+        return_bands(math.prod(images.shape), images.device)
+        return [each_pixel(norm, rows_of(stage)) for norm, stage in zip(self.norms, stages, strict=True)]
 
     def _maps(self, images: Tensor) -> list[Tensor]:
         return [norm(stage) for norm, stage in zip(self.norms, self._stages(images), strict=True)]

@@ -18,6 +18,7 @@ from softline.heads.segmenters import Segmenter
 from softline.layers.bands import ImageRows, whole
 from softline.layers.grid import GridSize
 from softline.layers.rows import each_pixel, resized, rows_likeliest, rows_of
+from softline.layers.tokenwise import runs_in_parts
 from softline.tasks.segmentation.windows import SlidingWindows
 
 if TYPE_CHECKING:
@@ -170,7 +171,8 @@ def batch_labels(model: nn.Module, images: Tensor | ImageRows, size: GridSize) -
     """Find the class of each pixel of images [B, 3, H, W], resized to ``size``, int64."""
     # other networks, such as exported ones, return logits only; DDP's model is its module
     if isinstance(getattr(model, "module", model), Segmenter):
-        return list(model(images, size))
+        # hooks expect tensors
+        return list(model(images if runs_in_parts(model) else whole(images), size))
     return [likeliest(logits, size) for logits in model(whole(images))]
 
 
