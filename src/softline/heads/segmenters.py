@@ -60,6 +60,7 @@ class Segmenter(nn.Module):
     decoder_width: channels of the widest map at stride 4 inside the decoder.
     auxiliary: module from the third stage's map to logits at stride 16, for training only.
     divisor: images are zero-padded at the bottom and the right to multiples of it, and the logits are cropped.
+    least_rows: rows of logits that a band has at least.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Segmenter(nn.Module):
         decoder_width: int,
         auxiliary: nn.Module | None = None,
         divisor: int = 1,
+        least_rows: int = LEAST_ROWS,
     ) -> None:
         super().__init__()
         self.maps = maps
@@ -81,6 +83,7 @@ class Segmenter(nn.Module):
         self.decoder_width = decoder_width
         self.auxiliary = auxiliary
         self.divisor = divisor
+        self.least_rows = least_rows
         last: Any = classifier[-1]
         self.num_classes: int = last.out_channels
 
@@ -125,7 +128,7 @@ class Segmenter(nn.Module):
         row_numbers = max(
             self.num_classes * max(width, size[1]), self.decoder_width * width // STRIDES[0] ** 2 // DECODER_BANDS
         )
-        return rows_likeliest(resized(logits, size), batch * row_numbers, images.device, least=LEAST_ROWS)
+        return rows_likeliest(resized(logits, size), batch * row_numbers, images.device, least=self.least_rows)
 
     def _check_batch(self, images: Tensor) -> None:
         if not self.training or len(images) > 1:
@@ -274,6 +277,8 @@ def segformer(body: nn.Module, num_classes: int, *, channels: int = 256, dropout
         _classifier(channels, num_classes, dropout),
         decode_rows=ProjectedSum.rows,
         decoder_width=channels,
+        # no convolution needs rows around a band, so bands may be small
+        least_rows=1,
     )
 
 
