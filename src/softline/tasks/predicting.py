@@ -5,7 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from PIL import Image
+from torch import Tensor
 
 from softline.checks import check_integer
 from softline.data.images.datasets import Mode
@@ -59,6 +61,22 @@ def predict_samples(
         batch = enumerate(listed[first : first + batch_size], first)
         results += run([opened(sample, what=f"{what} {index}") for index, sample in batch])
     return results
+
+
+def run_by_size(images: Sequence[Tensor], run: Callable[[Tensor], Sequence[T]]) -> list[T]:
+    """Run images [C, H, W] of equal size together; return what ``run`` returns for each, in their order.
+
+    run: takes a batch [B, C, H, W].
+    """
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, image in enumerate(images):
+        places.setdefault(tuple(image.shape), []).append(place)
+    found: dict[int, T] = {}
+    for alike in places.values():
+        # a single image is not copied
+        batch = images[alike[0]][None] if len(alike) == 1 else torch.stack([images[place] for place in alike])
+        found |= zip(alike, run(batch), strict=True)
+    return [found[place] for place in range(len(images))]
 
 
 def _open(item: Any, *, mode: Mode, what: str) -> Photograph:
