@@ -87,3 +87,31 @@ def test_own_settings_are_no_part_of_a_recorded_command(monkeypatch):
     assert "GOMP_SPINCOUNT=3000 " in with_settings("softline bench")
     monkeypatch.setitem(process.chosen, "GOMP_SPINCOUNT", "3000")
     assert "GOMP_SPINCOUNT" not in with_settings("softline bench")
+
+
+RETURNING = """
+import softline
+from softline import process
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+assert not process.return_memory()
+process.keep_memory(largest={largest})
+blocks = [bytearray(2**24) for _ in range(8)]
+for block in blocks:
+    block[:] = bytes(2**24)
+# the last one lies above the others in memory
+del blocks[:-1], block
+before = resident()
+print(process.return_memory(), before - resident())
+"""
+
+
+@LINUX
+@pytest.mark.parametrize("bound", [True, False])
+def test_what_was_kept_is_returned_if_there_is_a_bound(bound):
+    code = RETURNING.format(largest=process.INFERENCE_BLOCK if bound else process.LARGEST_INT)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(process.ALLOCATING)}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    asked, returned = run.stdout.split()
+    assert asked == str(bound)
+    assert (int(returned) > 4 * 2**24) == bound

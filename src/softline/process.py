@@ -29,6 +29,9 @@ SPINS, SPINS_IF_BUSY = 3000, 300
 WAITING = (SPIN_COUNT, "OMP_WAIT_POLICY")
 ALLOCATING = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
+# the bound of `keep_memory`; 0 before it is called
+_largest_kept = 0
+
 chosen: dict[str, str] = {}
 """Environment variables that were set here, and not by the user."""
 
@@ -43,11 +46,26 @@ def keep_memory(*, largest: int = LARGEST_INT) -> bool:
 
     largest: bytes of the largest block that is kept. In evaluation large images are computed in bands whose tensors
         have up to `INFERENCE_BLOCK` bytes: if those are kept and the few larger ones are returned, inference is as fast
-        and needs least memory.
+        and needs least memory. After each such computation `return_memory` then returns what was kept.
 
     Returns False, and changes nothing, where the C library is another one.
     """
-    return set_allocator(M_TRIM_THRESHOLD, NEVER) and set_allocator(M_MMAP_THRESHOLD, largest)
+    global _largest_kept
+    done = set_allocator(M_TRIM_THRESHOLD, NEVER) and set_allocator(M_MMAP_THRESHOLD, largest)
+    _largest_kept = largest if done else 0
+    return done
+
+
+def return_memory() -> bool:
+    """Return to the system what `keep_memory` with a bound has kept and nothing needs now; return whether it was asked.
+
+    Blocks of one size are kept for the next ones of that size. Where other sizes follow they do not fit, and the
+    process would become larger by as much as is kept.
+    """
+    if not 0 < _largest_kept < LARGEST_INT:
+        return False
+    ctypes.CDLL(None).malloc_trim(0)
+    return True
 
 
 def set_allocator(parameter: int, value: int) -> bool:

@@ -91,3 +91,42 @@ def test_all_tokens_are_attended_at_once_otherwise(reason, monkeypatch):
         if reason == "mask":
             with pytest.raises(AssertionError, match="in bands"):
                 module(x, GRID)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_prefix_tokens": 1}, {"symmetric": True}, {"feature_map": "exp"}, {"qkv_bias": False}]
+)
+def test_softmax_attends_a_few_queries_at_a_time(options, monkeypatch):
+    module = create_attention("softmax", 16, 2, **options).double().eval()
+    tokens = GRID[0] * GRID[1] + options.get("num_prefix_tokens", 0)
+    x = torch.randn(2, tokens, 16).double()
+    monkeypatch.setattr("softline.attention.bands.QUERIES", 100)
+    counts = []
+    mixed = module.mixed
+    monkeypatch.setattr(module, "mixed", lambda part: counts.append(part.shape[2]) or mixed(part))
+    with torch.no_grad():
+        expected = module(x, GRID)
+        assert counts == [tokens]
+        with shrunk_bands(FEW):
+            found = module(x, GRID)
+    assert max(counts[1:]) == 100
+    assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reason", ["mask", "gradients", "training", "hook", "override", "autocast", "local"])
+def test_all_queries_are_attended_at_once_otherwise(reason, monkeypatch):
+    module = create_attention("softmax", 16, 2, local_residual=reason == "local").train(reason == "training")
+    x = torch.randn(1, GRID[0] * GRID[1], 16)
+    mask = torch.ones(x.shape[:2], dtype=torch.bool) if reason == "mask" else None
+    if reason == "hook":
+        module.core.register_forward_hook(lambda *_: None)
+    if reason == "override":
+        module.override = lambda module, v, *_: v
+
+    def refuse(*_):
+        raise AssertionError("computed in parts")
+
+    monkeypatch.setattr("softline.attention.multihead.attend_each_query", refuse)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=reason == "autocast")
+    with torch.set_grad_enabled(reason == "gradients"), shrunk_bands(FEW), autocast:
+        assert module(x, GRID, mask).isfinite().all()

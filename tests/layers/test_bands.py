@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from softline.layers.bands import band_numbers, for_each_band, row_bands, shrunk_bands
+from softline.layers.bands import ImageRows, band_numbers, for_each_band, row_bands, shrunk_bands
 from softline.layers.embed import ConvEmbed, PatchEmbed
 
 CPU = torch.device("cpu")
@@ -94,3 +94,34 @@ def test_embeddings_give_the_same_in_bands(embed, height):
     assert torch.allclose(tokens, expected, rtol=1e-12, atol=1e-12)
     # the border of a band is not the border of the image
     assert not torch.allclose(F.pad(images, (0, 0, 1, 0))[:, :, :-1], images)
+
+
+@pytest.mark.parametrize("embed", [ConvEmbed(3, [8, 8, 6], [2, 1, 2]), PatchEmbed(3, 6, kernel_size=7, stride=4)])
+def test_images_are_embedded_from_their_rows_and_never_read_whole(embed):
+    images, counts = torch.randn(2, 3, 75, 40), []
+
+    def read(first, last):
+        assert 0 <= first < last <= 75
+        counts.append(last - first)
+        return images[:, :, first:last]
+
+    embed = embed.eval()
+    with torch.no_grad(), shrunk_bands(2**11 / 2**22):
+        expected, grid_size = embed(images)
+        found, found_size = embed(ImageRows((2, 3, 75, 40), CPU, read))
+    assert torch.equal(found, expected)
+    assert found_size == grid_size
+    assert len(counts) > 1
+    assert max(counts) < 75
+
+
+def test_rows_of_images_are_padded_and_stacked():
+    images = torch.randn(2, 3, 75, 40)
+    rows = ImageRows.stacked([ImageRows.of(image[None]) for image in images])
+    assert rows.shape == images.shape
+    assert torch.equal(rows.whole(), images)
+    padded, expected = rows.padded(32), F.pad(images, (0, 24, 0, 21))
+    assert padded.shape == expected.shape
+    for first, last in ((0, 96), (60, 80), (80, 96)):
+        assert torch.equal(padded.read(first, last), expected[:, :, first:last])
+    assert rows.padded(5) is rows

@@ -12,6 +12,7 @@ from torch import nn
 from softline.engine.reading import parse_recipe
 from softline.engine.task import definition_of
 from softline.errors import UserError
+from softline.layers.bands import shrunk_bands
 from tests.engine.small import RECIPE
 from tests.tasks.small_dense import DETECTION, SEGMENTATION, dense_recipe
 
@@ -235,3 +236,40 @@ def test_logits_that_are_no_numbers_are_refused(models, images):
     other = definition_of(model.recipe).trained(network, model.recipe, FACTS)
     with pytest.raises(UserError, match="logits are not finite"):
         other.predict(images[0])
+
+
+@pytest.mark.parametrize("head", ["semantic_fpn", "segformer"])
+def test_large_images_are_normalised_a_few_rows_at_a_time(head, tmp_path, monkeypatch):
+    options = [f"--head.name={head}", f"--head.options={{channels: {64 if head == 'semantic_fpn' else 16}}}"]
+    recipe = dense_recipe(SEGMENTATION, tmp_path, *options)
+    torch.manual_seed(0)
+    trained = definition_of(recipe).trained(definition_of(recipe).network(recipe, FACTS), recipe, FACTS)
+    nn.init.normal_(trained.model.classifier[-1].weight, std=1)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (100, 140, 3), dtype=np.uint8))
+    whole = trained.predict([image, image])
+    heights = []
+    crop = Image.Image.crop
+    monkeypatch.setattr(Image.Image, "crop", lambda self, box: heights.append(box[3] - box[1]) or crop(self, box))
+    monkeypatch.setattr("softline.heads.segmenters.WHOLE_NUMBERS", 0)
+    with shrunk_bands(2**13 / 2**22):
+        banded = trained.predict([image, image])
+    assert len(heights) > 4
+    assert max(heights) < 100
+    for found, expected in zip(banded, whole, strict=True):
+        assert found.labels.dtype == torch.int64
+        assert 0.02 < expected.labels.float().mean() < 0.98
+        # rounding may decide where two classes are equally probable
+        assert (found.labels == expected.labels).float().mean() > 0.999
+
+
+def test_hooks_see_the_whole_image(tmp_path, monkeypatch):
+    recipe = dense_recipe(SEGMENTATION, tmp_path)
+    trained = definition_of(recipe).trained(definition_of(recipe).network(recipe, FACTS), recipe, FACTS)
+    shapes = []
+    trained.model.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
+    trained.model.maps.body.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
+    monkeypatch.setattr("softline.heads.segmenters.WHOLE_NUMBERS", 0)
+    image = Image.new("RGB", (140, 100))
+    with shrunk_bands(2**13 / 2**22):
+        trained.predict(image)
+    assert shapes == 2 * [(1, 3, 100, 140)]

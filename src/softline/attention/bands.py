@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softline.layers.bands import band_numbers, row_bands
+from softline.layers.bands import Band, band_numbers, return_bands, row_bands
 from softline.layers.grid import GridSize
 from softline.layers.tokenwise import runs_in_parts
-from softline.ops.chunks import may_overwrite
+from softline.ops.chunks import may_overwrite, token_chunks
 from softline.ops.inputs import saturate
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # inputs of less than so many bands are computed whole
 LEAST_BANDS = 2
+# queries attended at once by attention that makes all keys and values: matrix products with fewer rows are slow
+QUERIES = 1024
 
 
 def is_large(module: "MultiHeadAttention", x: Tensor) -> bool:
@@ -36,13 +38,23 @@ def is_large(module: "MultiHeadAttention", x: Tensor) -> bool:
 
 def wants_bands(module: "MultiHeadAttention", x: Tensor) -> bool:
     """Whether `attend_in_bands` can take the place of the module's forward pass for tokens x, and saves memory."""
-    able = module.operator.sums is not None and not module.num_prefix_tokens and module.override is None
+    able = module.operator.sums is not None and not module.num_prefix_tokens
+    return able and _in_parts(module) and is_large(module, x)
+
+
+def wants_queries(module: "MultiHeadAttention", x: Tensor) -> bool:
+    """Whether `attend_each_query` can take the place of the module's forward pass for tokens x, and saves memory."""
+    able = module.operator.reader is not None and module.local is None
+    return able and _in_parts(module) and is_large(module, x)
+
+
+def _in_parts(module: "MultiHeadAttention") -> bool:
     # another module in place of the operator's own core may depend on all tokens
-    return able and getattr(module.core, "in_parts", False) and is_large(module, x)
+    return module.override is None and getattr(module.core, "in_parts", False)
 
 
 def project(module: "MultiHeadAttention", x: Tensor, part: int) -> Tensor:
-    """Queries (0), keys (1, if they have their own projection) or values (-1) of tokens [B, n, C]: [B, H, n, D]."""
+    """Queries (0), keys (-2, which may be the queries) or values (-1) of tokens [B, n, C]: [B, H, n, D]."""
     weight = module.qkv.weight.split(module.dim)[part]
     bias = None if module.qkv.bias is None else module.qkv.bias.split(module.dim)[part]
     return _heads(module, saturate(F.linear(x, weight, bias), x.dtype))
@@ -59,12 +71,12 @@ def attend_in_bands(module: "MultiHeadAttention", x: Tensor, grid_size: GridSize
     It differs from that of all tokens at once by the rounding of sums.
     """
     local: Any = module.local
-    width, shared = grid_size[1], module.qkv.out_features == 2 * module.dim
+    width = grid_size[1]
     reach = 0 if local is None else local.reach
     bands = row_bands(grid_size[0], len(x) * width * module.dim, x.device, reach=reach)
     out = torch.empty_like(x)
     # queries that are keys are needed three times, to find landmarks, to add and to read, so they are kept in ``out``
-    queries = _heads(module, out) if shared else None
+    queries = _heads(module, out) if module.qkv.out_features == 2 * module.dim else None
     if queries is not None:
         for band in bands:
             queries[:, :, _tokens(band.rows, width)] = project(module, x[:, _tokens(band.rows, width)], 0)
@@ -73,18 +85,38 @@ def attend_in_bands(module: "MultiHeadAttention", x: Tensor, grid_size: GridSize
     sums = module.operator.sums(module.core, queries, project(module, mean, -1), grid_size)
     for band in bands:
         place = _tokens(band.rows, width)
-        keys = project(module, x[:, place], 1) if queries is None else queries[:, :, place]
+        keys = project(module, x[:, place], -2) if queries is None else queries[:, :, place]
         sums.add(keys, project(module, x[:, place], -1))
     kernels = None if local is None else local.kernels(context)
     for band in bands:
         place = _tokens(band.rows, width)
         attended = sums.read(project(module, x[:, place], 0) if queries is None else queries[:, :, place], x.dtype)
         if local is not None:
-            values = project(module, x[:, _tokens(band.around, width)], -1)
-            near = local.convolve(values, (band.around.stop - band.around.start, width), kernels)
-            attended = near[:, :, _tokens(band.inside, width)] + attended
+            attended = _local_term(module, x, band, width, kernels) + attended
         out[:, place] = module.mixed(attended)
+        # not kept while the next band is computed
+        del attended
+    return_bands(x.numel(), x.device)
     return out
+
+
+def attend_each_query(module: "MultiHeadAttention", x: Tensor) -> Tensor:
+    """The module's output [B, N, C] for tokens x [B, N, C]: keys and values are made whole, queries a few at a time."""
+    assert module.operator.reader is not None, "`wants_queries` has asked"
+    # the projection before that of the values is that of the keys, which may be the queries
+    read = module.operator.reader(module.core, project(module, x, -2), project(module, x, -1))
+    out = torch.empty_like(x)
+    for part in token_chunks(x.shape[1], QUERIES):
+        out[:, part] = module.mixed(read(project(module, x[:, part], 0)))
+    return out
+
+
+def _local_term(module: "MultiHeadAttention", x: Tensor, band: Band, width: int, kernels: Any) -> Tensor:
+    """The local term of a band of tokens x [B, N, C]: [B, H, n, D]."""
+    local: Any = module.local
+    values = project(module, x[:, _tokens(band.around, width)], -1)
+    near: Tensor = local.convolve(values, (band.around.stop - band.around.start, width), kernels)
+    return near[:, :, _tokens(band.inside, width)]
 
 
 def _tokens(rows: slice, width: int) -> slice:

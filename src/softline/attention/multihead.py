@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from softline.attention.bands import attend_in_bands, is_large, project, wants_bands
+from softline.attention.bands import attend_each_query, attend_in_bands, is_large, project, wants_bands, wants_queries
 from softline.errors import UserError
 from softline.layers.grid import GridSize, check_grid
 from softline.ops.chunks import is_exported
@@ -26,6 +26,8 @@ class Operator(NamedTuple):
     sums: begins the attention of tokens that come in parts, for cores with ``in_parts``: ``(core, queries, centre,
         grid_size) -> Sums``, see `softline.attention.bands`. The queries are None if keys have their own projection;
         the centre is about the mean of the values.
+    reader: ``(core, k, v) -> (q -> attended)``, for cores with ``in_parts`` if queries do not depend on each other: the
+        attended values of queries that come in parts, in evaluation without a mask.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Operator(NamedTuple):
     weights: Callable[..., Tensor]
     factors: Callable[..., tuple[Tensor, ...]] | None = None
     sums: Callable[..., "Sums"] | None = None
+    reader: Callable[[Any, Tensor, Tensor], Callable[[Tensor], Tensor]] | None = None
 
 
 class Sums(Protocol):
@@ -106,6 +109,9 @@ class MultiHeadAttention(nn.Module):
         if key_mask is None and wants_bands(self, x):
             self._check(x, grid_size, key_mask)
             return attend_in_bands(self, x, grid_size, _context(context, x, key_mask))
+        if key_mask is None and wants_queries(self, x):
+            self._check(x, grid_size, key_mask)
+            return attend_each_query(self, x)
         x, q, k, v = self._project(x, grid_size, key_mask)
         if self.override is None:
             attended = self.operator.attention(**self.core(q, k, grid_size, key_mask), v=v, key_mask=key_mask)

@@ -5,6 +5,7 @@ with a map that is not injective, such as ReLU, softmax attention confuses queri
 of that table, and the map it uses, are not in softline's sources.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,10 +17,13 @@ from softline.attention.registry import ATTENTIONS
 from softline.checks import check_range
 from softline.layers.grid import GridSize
 from softline.layers.local import LocalResidual
+from softline.ops.softmax import attend
 
 
 class SoftmaxCore(nn.Module):
     """The feature map of queries and keys, and dropout of the attention weights in training."""
+
+    in_parts = True
 
     def __init__(self, phi: FeatureMap, dropout: float) -> None:
         super().__init__()
@@ -32,6 +36,11 @@ class SoftmaxCore(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}" if self.dropout else ""
+
+
+def _softmax_reader(core: SoftmaxCore, k: Tensor, v: Tensor) -> Callable[[Tensor], Tensor]:
+    mapped = core.phi(k)
+    return lambda q: attend(core.phi(q), mapped, v)
 
 
 @ATTENTIONS.register("softmax")
@@ -58,7 +67,7 @@ def softmax(
     return MultiHeadAttention(
         dim,
         num_heads,
-        Operator("softmax", ops.softmax_attention, ops.softmax_weights),
+        Operator("softmax", ops.softmax_attention, ops.softmax_weights, reader=_softmax_reader),
         SoftmaxCore(FeatureMap(feature_map, num_heads, dim // num_heads), dropout),
         num_prefix_tokens=num_prefix_tokens,
         qkv_bias=qkv_bias,

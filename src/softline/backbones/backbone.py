@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from softline.backbones.building import grid_of
 from softline.checks import check_integer, check_option
 from softline.errors import UserError
+from softline.layers.bands import ImageRows
 from softline.layers.embed import PositionEmbed
 from softline.layers.grid import GridSize, as_pair, token_map
+from softline.layers.tokenwise import runs_in_parts
+from softline.ops.chunks import may_overwrite
 
 GlobalPool = Literal["avg", "token", ""]
 
@@ -61,17 +64,23 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.grad_checkpointing = False
 
-    def forward(self, x: Tensor, grid_size: GridSize | None) -> tuple[Tensor, GridSize]:
+    def forward(self, x: Tensor | ImageRows, grid_size: GridSize | None) -> tuple[Tensor, GridSize]:
         """Return tokens [B, N, C] and their grid; x is maps [B, C, H, W] if the stage has an embedding, else tokens."""
-        if self.embed is not None:
-            x, grid_size = self.embed(x)
-            if self.cls_token is not None:
-                x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
-            if self.position is not None:
-                x = self.position(x, grid_size)
+        tokens, grid_size = (x, grid_size) if self.embed is None else self._embedded(x)
         assert grid_size is not None, "a stage without an embedding follows one that has it"
+        assert isinstance(tokens, Tensor), "only embeddings read rows of images"
         for block in self.blocks:
-            x = checkpoint(block, x, grid_size) if self.grad_checkpointing else block(x, grid_size)
+            tokens = checkpoint(block, tokens, grid_size) if self.grad_checkpointing else block(tokens, grid_size)
+        return tokens, grid_size
+
+    def _embedded(self, images: Tensor | ImageRows) -> tuple[Tensor, GridSize]:
+        assert self.embed is not None, "the stage has one"
+        x, grid_size = self.embed(images)
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+        if self.position is not None:
+            # nobody else has what the embedding returns, unless there are hooks
+            x = self.position(x, grid_size, fresh=may_overwrite() and runs_in_parts(self))
         return x, grid_size
 
 
@@ -141,9 +150,14 @@ class Backbone(nn.Module):
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether `forward_intermediates` also takes `ImageRows`."""
+        return getattr(self.stages[0].embed, "reads_rows", False)
+
     def forward_intermediates(
         self,
-        x: Tensor,
+        x: Tensor | ImageRows,
         indices: int | list[int] | None = None,
         return_prefix_tokens: bool = False,
         norm: bool = False,
@@ -239,15 +253,16 @@ class Backbone(nn.Module):
     def _stages(self) -> list[Stage]:
         return cast(list[Stage], list(self.stages))
 
-    def _advance(self, x: Tensor, grid_size: GridSize | None, index: int) -> tuple[Tensor, GridSize]:
+    def _advance(self, x: Tensor | ImageRows, grid_size: GridSize | None, index: int) -> tuple[Tensor, GridSize]:
         """Run one stage on images (the first stage) or on the previous stage's tokens and grid."""
         stage = self.stages[index]
         if grid_size is not None and stage.embed is not None:
+            assert isinstance(x, Tensor), "only the first stage has images"
             x = token_map(x[:, self.stages[index - 1].num_prefix_tokens :], grid_size)
         return stage(x, grid_size)
 
-    def _check(self, x: Tensor) -> None:
-        if x.ndim != 4 or x.shape[1] != self.in_chans:
+    def _check(self, x: Tensor | ImageRows) -> None:
+        if len(x.shape) != 4 or x.shape[1] != self.in_chans:
             raise UserError(f"images must have shape [B, {self.in_chans}, H, W], got {tuple(x.shape)}")
         least = self.min_size
         if x.shape[2] < least or x.shape[3] < least:

@@ -1,5 +1,6 @@
 """Feature maps of a backbone's stages, for the heads of dense tasks."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,9 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from softline.errors import UserError
-from softline.heads.rows import RowMap, each_pixel, rows_of
+from softline.layers.bands import ImageRows, return_bands
+from softline.layers.rows import RowMap, each_pixel, rows_of
+from softline.layers.tokenwise import runs_in_parts
 
 # the strides that feature pyramids expect
 STRIDES = (4, 8, 16, 32)
@@ -67,15 +70,18 @@ class StageMaps(nn.Module):
             for stage, size in zip(zip(*maps, strict=True), target, strict=True)
         ]
 
-    def rows(self, images: Tensor) -> list[RowMap]:
+    def rows(self, images: ImageRows) -> list[RowMap]:
         """The same maps, whose rows are normalised when they are read."""
-        stages = zip(self.norms, self._stages(images), strict=True)
-        return [each_pixel(norm, rows_of(stage)) for norm, stage in stages]
+        # other backbones, and hooks, expect tensors
+        able = getattr(getattr(self.body, "model", None), "reads_rows", False) and runs_in_parts(self.body)
+        stages = self._stages(images if able else images.whole())
+        return_bands(math.prod(images.shape), images.device)
+        return [each_pixel(norm, rows_of(stage)) for norm, stage in zip(self.norms, stages, strict=True)]
 
     def _maps(self, images: Tensor) -> list[Tensor]:
         return [norm(stage) for norm, stage in zip(self.norms, self._stages(images), strict=True)]
 
-    def _stages(self, images: Tensor) -> list[Tensor]:
+    def _stages(self, images: Tensor | ImageRows) -> list[Tensor]:
         try:
             found = self.body(images)
         except AssertionError as error:

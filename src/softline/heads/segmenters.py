@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from softline.checks import check_integer, check_range
 from softline.errors import UserError
 from softline.heads.features import STRIDES, StageMaps
-from softline.heads.rows import (
+from softline.layers.bands import ImageRows, whole
+from softline.layers.grid import GridSize, as_pair, pad_to_whole
+from softline.layers.rows import (
     RowMap,
     added,
     doubled,
@@ -35,7 +37,6 @@ from softline.heads.rows import (
     rows_likeliest,
     rows_of,
 )
-from softline.layers.grid import GridSize, as_pair, pad_to_whole
 from softline.ops.chunks import is_exported
 
 M = TypeVar("M", Tensor, RowMap)
@@ -59,6 +60,7 @@ class Segmenter(nn.Module):
     decoder_width: channels of the widest map at stride 4 inside the decoder.
     auxiliary: module from the third stage's map to logits at stride 16, for training only.
     divisor: images are zero-padded at the bottom and the right to multiples of it, and the logits are cropped.
+    least_rows: rows of logits that a band has at least.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Segmenter(nn.Module):
         decoder_width: int,
         auxiliary: nn.Module | None = None,
         divisor: int = 1,
+        least_rows: int = LEAST_ROWS,
     ) -> None:
         super().__init__()
         self.maps = maps
@@ -80,22 +83,25 @@ class Segmenter(nn.Module):
         self.decoder_width = decoder_width
         self.auxiliary = auxiliary
         self.divisor = divisor
+        self.least_rows = least_rows
         last: Any = classifier[-1]
         self.num_classes: int = last.out_channels
 
-    def forward(self, images: Tensor, size: GridSize | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor | ImageRows, size: GridSize | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Images [B, 3, H, W] of any size -> logits [B, K, H, W] in float32.
 
         In training with an auxiliary head the result is (logits, auxiliary logits), both [B, K, H, W].
 
         size: in evaluation, return instead the most probable class of each pixel of the logits resized to this size
             [B, *size], int64. The logits of large images, and what the decoder makes, then exist in bands of rows only,
-            which is equal up to rounding.
+            which is equal up to rounding. So do large images if they are given as `ImageRows`.
         """
+        if size is not None:
+            # the maps of the stages are gone before each label has 8 bytes
+            return self._labels(images, size).long()
+        images = whole(images)
         self._check_batch(images)
         padded = pad_to_whole(images, self.divisor)
-        if size is not None:
-            return self._labels(padded, images, size)
         maps = self.maps(padded)
         # the decoders expect maps from stride 1 on, and ignore those at strides 1 and 2
         decoded = self.decoder([padded, padded, *maps])  # [B, channels, H / 4, W / 4]
@@ -104,23 +110,25 @@ class Segmenter(nn.Module):
             return logits
         return logits, _enlarge(self.auxiliary(maps[AUXILIARY_STAGE]), padded, images)
 
-    def _labels(self, padded: Tensor, images: Tensor, size: GridSize) -> Tensor:
-        height, width = images.shape[-2:]
+    def _labels(self, images: Tensor | ImageRows, size: GridSize) -> Tensor:
+        batch, _, height, width = images.shape
         pixels = max(height * width, size[0] * size[1])
-        largest = len(images) * max(self.num_classes * pixels, self.decoder_width * height * width // STRIDES[0] ** 2)
+        largest = batch * max(self.num_classes * pixels, self.decoder_width * height * width // STRIDES[0] ** 2)
+        rows = (images if isinstance(images, ImageRows) else ImageRows.of(images)).padded(self.divisor)
         if largest <= WHOLE_NUMBERS:
+            padded = rows.whole()
             decoded = rows_of(self.decoder([padded, padded, *self.maps(padded)]))
         else:
-            decoded = self.decode_rows(self.decoder, self.maps.rows(padded))
+            decoded = self.decode_rows(self.decoder, self.maps.rows(rows))
         coarse = each_pixel(lambda part: self.classifier(part).float(), decoded)
-        whole = resized(coarse, (padded.shape[2], padded.shape[3]))
-        logits = RowMap((height, width), lambda first, last: whole.read(first, last)[..., :width])
+        enlarged = resized(coarse, (rows.shape[2], rows.shape[3]))
+        logits = RowMap((height, width), lambda first, last: enlarged.read(first, last)[..., :width])
         # a row of logits needs a quarter of a row of the decoder's map, of which a band has more than others: what its
         # convolutions need of the rows around is computed again for each band
         row_numbers = max(
             self.num_classes * max(width, size[1]), self.decoder_width * width // STRIDES[0] ** 2 // DECODER_BANDS
         )
-        return rows_likeliest(resized(logits, size), len(images) * row_numbers, images.device, least=LEAST_ROWS)
+        return rows_likeliest(resized(logits, size), batch * row_numbers, images.device, least=self.least_rows)
 
     def _check_batch(self, images: Tensor) -> None:
         if not self.training or len(images) > 1:
@@ -269,6 +277,8 @@ def segformer(body: nn.Module, num_classes: int, *, channels: int = 256, dropout
         _classifier(channels, num_classes, dropout),
         decode_rows=ProjectedSum.rows,
         decoder_width=channels,
+        # no convolution needs rows around a band, so bands may be small
+        least_rows=1,
     )
 
 

@@ -1,15 +1,17 @@
 """Patch embeddings (from images or maps to tokens) and position embeddings."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softline.checks import check_integer
-from softline.layers.bands import for_each_band
+from softline.layers.bands import Band, ImageRows, for_each_band, row_bands
 from softline.layers.grid import GridSize, always, map_tokens, pad_to_whole, token_map
+from softline.layers.rows import resized, rows_of
 from softline.ops.inputs import widen, without_autocast
 
 
@@ -24,6 +26,8 @@ class PatchEmbed(nn.Module):
 
     Maps are zero-padded at the bottom and the right to a multiple of the stride, so that every pixel is used.
     """
+
+    reads_rows = True
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class PatchEmbed(nn.Module):
         self.norm = nn.Identity() if norm_layer is None else norm_layer(dim)
         self.stride = stride
 
-    def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
+    def forward(self, maps: Tensor | ImageRows) -> tuple[Tensor, GridSize]:
         # kernels that overlap need rows of their neighbours
         reach = int(self.proj.kernel_size[0] > self.stride)
         columns = -(-maps.shape[3] // self.stride)
@@ -62,6 +66,8 @@ class ConvEmbed(nn.Module):
     overlap: False uses one convolution with kernel = stride instead, as in PVT (Table 11b of the SOFT paper).
     """
 
+    reads_rows = True
+
     def __init__(self, in_chans: int, widths: list[int], strides: list[int], *, overlap: bool = True) -> None:
         super().__init__()
         check_integer("in_chans", in_chans, 1)
@@ -80,7 +86,7 @@ class ConvEmbed(nn.Module):
         # the largest map is that of the first convolution
         self.first_width, self.first_stride = widths[0], strides[0]
 
-    def forward(self, maps: Tensor) -> tuple[Tensor, GridSize]:
+    def forward(self, maps: Tensor | ImageRows) -> tuple[Tensor, GridSize]:
         pixels = self.stride * maps.shape[3] // self.first_stride**2
         row_numbers = self.first_width * max(pixels, 1)
         maps = for_each_band(self, self._embed, maps, stride=self.stride, row_numbers=row_numbers, reach=self.reach)
@@ -106,9 +112,28 @@ class PositionEmbed(nn.Module):
         self.weight = nn.Parameter(torch.empty(1, num_prefix_tokens + grid_size[0] * grid_size[1], dim))
         nn.init.trunc_normal_(self.weight, std=0.02)
 
-    def forward(self, x: Tensor, grid_size: GridSize) -> Tensor:
-        """Add the embedding to tokens [B, N, dim]."""
-        return x + self.resized(grid_size)
+    def forward(self, x: Tensor, grid_size: GridSize, *, fresh: bool = False) -> Tensor:
+        """Add the embedding to tokens [B, N, dim].
+
+        fresh: x may be overwritten, because nobody else needs it. On a large grid that is done in bands of rows, so
+            that the embedding of the whole grid is never made.
+        """
+        bands = row_bands(grid_size[0], grid_size[1] * x.shape[2], x.device) if fresh else []
+        # under autocast the sum may have a wider dtype
+        if len(bands) <= 1 or self.mode != "bilinear" or x.dtype != torch.result_type(x, self.weight):
+            return x + self.resized(grid_size)
+        return self._add_in_bands(x, grid_size, bands)
+
+    def _add_in_bands(self, x: Tensor, grid_size: GridSize, bands: Sequence[Band]) -> Tensor:
+        first, width = self.num_prefix_tokens, grid_size[1]
+        maps = widen(token_map(self.weight[:, first:], self.grid_size))
+        places_dtype = np.float64 if maps.dtype == torch.float64 else np.float32
+        rows = resized(rows_of(maps), grid_size, places_dtype=places_dtype)
+        x[:, :first] += self.weight[:, :first]
+        for band in bands:
+            part = map_tokens(rows.read(band.first, band.last)).to(self.weight.dtype)
+            x[:, first + band.first * width : first + band.last * width] += part
+        return x
 
     def resized(self, grid_size: GridSize) -> Tensor:
         """The embedding for another grid [1, num_prefix_tokens + H*W, dim]."""

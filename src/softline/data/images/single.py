@@ -38,7 +38,7 @@ def read_image(path: str, mode: Mode) -> Image.Image:
     except CorruptImageError as error:
         # its own text recommends --skip-corrupt, which is for datasets
         raise UserError(f"{path} cannot be decoded ({error.reason})") from error
-    return _upright(image, mode, path)
+    return _upright(image, mode, path, own=True)
 
 
 def list_images(inputs: Any) -> list[Any] | None:
@@ -93,10 +93,13 @@ def _from_array(values: NDArray[Any], mode: Mode, name: str) -> Image.Image:
     return to_mode(Image.fromarray(np.ascontiguousarray(values[..., 0] if grey else values)), mode, lambda: name)
 
 
-def _upright(image: Image.Image, mode: Mode, name: str) -> Image.Image:
+def _upright(image: Image.Image, mode: Mode, name: str, *, own: bool = False) -> Image.Image:
+    """own: nobody else has the image, so that it need not be copied."""
     try:
         with decoding(name):
-            upright: Any = ImageOps.exif_transpose(image)
+            if own:
+                ImageOps.exif_transpose(image, in_place=True)
+            upright: Any = image if own else ImageOps.exif_transpose(image)
             upright.load()
         return to_mode(upright, mode, lambda: name)
     except CorruptImageError as error:

@@ -14,9 +14,11 @@ from softline.data.semantic.classes import IGNORE
 from softline.engine.footprint import check_image_memory
 from softline.engine.task import Loss
 from softline.errors import UserError
-from softline.heads.rows import each_pixel, resized, rows_likeliest, rows_of
 from softline.heads.segmenters import Segmenter
+from softline.layers.bands import ImageRows, whole
 from softline.layers.grid import GridSize
+from softline.layers.rows import each_pixel, resized, rows_likeliest, rows_of
+from softline.layers.tokenwise import runs_in_parts
 from softline.tasks.segmentation.windows import SlidingWindows
 
 if TYPE_CHECKING:
@@ -158,15 +160,20 @@ def check_whole_image(model: nn.Module, size: GridSize) -> None:
     if not isinstance(network, Segmenter) or isinstance(model, FSDPModule):
         return
     instead = "use windows (--inference slide), or images of fewer pixels (data.short_side in the recipe)"
-    check_image_memory(network, network.maps.rows, size, what="an image", instead=instead)
+
+    def run(image: Tensor) -> object:
+        return network.maps.rows(ImageRows.of(image))
+
+    check_image_memory(network, run, size, what="an image", instead=instead)
 
 
-def batch_labels(model: nn.Module, images: Tensor, size: GridSize) -> list[Tensor]:
+def batch_labels(model: nn.Module, images: Tensor | ImageRows, size: GridSize) -> list[Tensor]:
     """Find the class of each pixel of images [B, 3, H, W], resized to ``size``, int64."""
     # other networks, such as exported ones, return logits only; DDP's model is its module
     if isinstance(getattr(model, "module", model), Segmenter):
-        return list(model(images, size))
-    return [likeliest(logits, size) for logits in model(images)]
+        # hooks expect tensors
+        return list(model(images if runs_in_parts(model) else whole(images), size))
+    return [likeliest(logits, size) for logits in model(whole(images))]
 
 
 def image_logits(model: nn.Module, image: Tensor, *, windows: SlidingWindows | None = None) -> Tensor:
@@ -215,7 +222,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def likeliest(logits: Tensor, size: GridSize) -> Tensor:
     """Resize logits [K, H, W] to ``size`` and return the most probable class of each pixel, int64."""
     rows = resized(each_pixel(Tensor.float, rows_of(logits[None])), (size[0], size[1]))
-    return rows_likeliest(rows, len(logits) * max(size[1], logits.shape[2]), logits.device)[0]
+    return rows_likeliest(rows, len(logits) * max(size[1], logits.shape[2]), logits.device)[0].long()
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:

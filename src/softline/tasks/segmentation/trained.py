@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from softline.checks import check_option
@@ -14,9 +15,10 @@ from softline.data.semantic.classes import palette
 from softline.engine.graph import BATCH, HEIGHT, WIDTH, Description, Graph, Sizes, image_graph
 from softline.engine.shipping import describe_recipe
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
+from softline.layers.bands import ImageRows
 from softline.tasks.images import backbone_view, check_trained_classes
 from softline.tasks.networks import channel_statistics
-from softline.tasks.predicting import Photograph, predict_images, run_by_size
+from softline.tasks.predicting import Photograph, predict_images
 from softline.tasks.segmentation.build import segmentation_eval_transform, segmentation_val_set, windows_of
 from softline.tasks.segmentation.recipe import SegmentationRecipe, SemanticData
 from softline.tasks.segmentation.results import LabelMap
@@ -77,25 +79,20 @@ class TrainedSegmenter(Trained):
         return predict_images(inputs, partial(self._label, data), mode="RGB", batch_size=batch_size)
 
     def _label(self, data: SemanticData, photographs: Sequence[Photograph]) -> list[LabelMap]:
-        transform, windows = segmentation_eval_transform(self.model, data), windows_of(data)
+        windows = windows_of(data)
         if windows is None and data.short_side is None:
             for each in photographs:
                 check_whole_image(self.model, (each.image.height, each.image.width))
-        # the transform wants labels, and returns them unused
         sizes = [(each.image.height, each.image.width) for each in photographs]
-        pixels = [
-            transform(each.image, np.zeros(size, np.uint8))[0].to(self.device)
-            for each, size in zip(photographs, sizes, strict=True)
-        ]
         with torch.no_grad():
             found: dict[int, Tensor] = {}
             for size in dict.fromkeys(sizes):
                 places = [place for place, each in enumerate(sizes) if each == size]
-                images = [pixels[place] for place in places]
+                images = [self._pixels(photographs[place].image, data) for place in places]
                 if windows is None:
-                    labels = run_by_size(images, partial(batch_labels, self.model, size=size))
+                    labels = batch_labels(self.model, ImageRows.stacked(images), size)
                 else:
-                    labels = [image_labels(self.model, image, size, windows=windows) for image in images]
+                    labels = [image_labels(self.model, each.whole()[0], size, windows=windows) for each in images]
                 found |= zip(places, labels, strict=True)
         colours = palette("cityscapes" if data.layout == "cityscapes" else len(self.classes))
         return [
@@ -104,6 +101,19 @@ class TrainedSegmenter(Trained):
             )
             for place, each in enumerate(photographs)
         ]
+
+    def _pixels(self, image: Image.Image, data: SemanticData) -> ImageRows:
+        """The normalised image [1, 3, H, W]; if it keeps its size, rows are normalised when they are read."""
+        transform = segmentation_eval_transform(self.model, data)
+
+        def normalised(part: Image.Image) -> Tensor:
+            # the transform wants labels, and returns them unused
+            return transform(part, np.zeros((part.height, part.width), np.uint8))[0][None].to(self.device)
+
+        if data.short_side is not None:
+            return ImageRows.of(normalised(image))
+        shape = (1, 3, image.height, image.width)
+        return ImageRows(shape, self.device, lambda first, last: normalised(image.crop((0, first, image.width, last))))
 
     def graph(self) -> Graph:
         mean, std = channel_statistics(self.model, self.recipe.data)

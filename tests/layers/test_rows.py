@@ -5,8 +5,8 @@ from torch import nn
 
 from softline.errors import UserError
 from softline.heads import segmenters as segmenters_module
-from softline.heads.rows import doubled, each_neighbourhood, group_normed, resized, rows_likeliest, rows_of
 from softline.layers.bands import shrunk_bands
+from softline.layers.rows import added, doubled, each_neighbourhood, group_normed, resized, rows_likeliest, rows_of
 from tests.heads.test_segmenters import EVERY, segmenters
 
 CPU = torch.device("cpu")
@@ -74,3 +74,19 @@ def test_large_images_are_labelled_in_bands_as_they_are_whole(kind, size, wanted
     for labels in (whole, found):
         assert labels.dtype == torch.int64
         assert torch.equal(labels[clear], logits.argmax(1)[clear])
+
+
+@pytest.mark.parametrize(("classes", "dtype"), [(256, torch.uint8), (257, torch.int16)])
+def test_labels_have_the_smallest_dtype_that_has_all_classes(classes, dtype):
+    logits = torch.randn(1, classes, 4, 5)
+    logits[0, -1, 2, 3] = 99
+    labels = rows_likeliest(rows_of(logits), classes * 5, CPU)
+    assert labels.dtype == dtype
+    assert torch.equal(labels.long(), logits.argmax(1))
+
+
+def test_sums_do_not_overwrite_their_maps():
+    maps = torch.randn(3, 1, 2, 5, 4)
+    kept = maps.clone()
+    assert torch.allclose(in_bands(added([rows_of(part) for part in maps])), maps.sum(0))
+    assert torch.equal(maps, kept)

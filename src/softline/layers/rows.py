@@ -5,9 +5,9 @@ and nothing is computed before rows of the last one are read. Rows that several 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from softline.errors import UserError
 from softline.layers.bands import row_bands
 from softline.layers.grid import GridSize
+
+LABEL_DTYPES = (torch.uint8, torch.int16, torch.int32)
 
 
 class RowMap(NamedTuple):
@@ -57,27 +59,32 @@ def each_neighbourhood(function: Callable[[Tensor], Tensor], maps: RowMap, reach
     return RowMap(maps.size, read)
 
 
-def resized(maps: RowMap, size: GridSize, *, align_corners: bool = False) -> RowMap:
-    """``F.interpolate(maps, size, mode="bilinear", align_corners=align_corners)``."""
+def resized(
+    maps: RowMap, size: GridSize, *, align_corners: bool = False, places_dtype: type[np.floating[Any]] = np.float32
+) -> RowMap:
+    """``F.interpolate(maps, size, mode="bilinear", align_corners=align_corners)``.
+
+    places_dtype: dtype in which places are computed; torch's kernel has float32, and float64 for maps in float64.
+    """
     size = (size[0], size[1])
     if size == maps.size:
         return maps
     rows = maps.size[0]
 
     def read(first: int, last: int) -> Tensor:
-        # in float32, as in torch's kernel
-        places = torch.arange(first, last, dtype=torch.float32)
+        # by numpy: tensors without values, by which memory is estimated, cannot say which rows are needed
+        places = np.arange(first, last).astype(places_dtype)
         if align_corners:
-            places = places * ((rows - 1) / max(size[0] - 1, 1))
+            places = places * places_dtype((rows - 1) / max(size[0] - 1, 1))
         else:
-            places = ((places + 0.5) * (rows / size[0]) - 0.5).clamp(min=0)
-        above = places.long().clamp(max=rows - 1)
-        below = (above + 1).clamp(max=rows - 1)
+            places = ((places + places_dtype(0.5)) * places_dtype(rows / size[0]) - places_dtype(0.5)).clip(min=0)
+        above = places.astype(np.int64).clip(max=rows - 1)
+        below = (above + 1).clip(max=rows - 1)
         begin, end = int(above[0]), int(below[-1]) + 1
         near = maps.read(begin, end)
-        share = (places - above).to(near)[:, None]
-        upper, lower = ((index - begin).to(near.device) for index in (above, below))
-        mixed = torch.lerp(near.index_select(2, upper), near.index_select(2, lower), share)
+        share = torch.from_numpy(places - above).to(near)[:, None]
+        upper, lower = (torch.from_numpy(index - begin).to(near.device) for index in (above, below))
+        mixed = near.index_select(2, upper).lerp_(near.index_select(2, lower), share)
         return F.interpolate(mixed, size=(last - first, size[1]), mode="bilinear", align_corners=align_corners)
 
     return RowMap(size, read)
@@ -113,7 +120,16 @@ def group_normed(norm: nn.GroupNorm, maps: RowMap, device: torch.device) -> RowM
 
 
 def added(maps: Sequence[RowMap]) -> RowMap:
-    return RowMap(maps[0].size, lambda first, last: reduce(torch.add, (part.read(first, last) for part in maps)))
+    """The sum of at least two maps of one size."""
+
+    def read(first: int, last: int) -> Tensor:
+        # what a map returns may be a part of it, which must not be overwritten; the first sum is new
+        total = maps[0].read(first, last) + maps[1].read(first, last)
+        for part in maps[2:]:
+            total += part.read(first, last)
+        return total
+
+    return RowMap(maps[0].size, read)
 
 
 def joined(maps: Sequence[RowMap]) -> RowMap:
@@ -122,7 +138,9 @@ def joined(maps: Sequence[RowMap]) -> RowMap:
 
 
 def rows_likeliest(logits: RowMap, row_numbers: int, device: torch.device, *, least: int = 1) -> Tensor:
-    """The most probable class of each pixel [B, H, W], int64, of logits that are reduced to classes in bands.
+    """The most probable class of each pixel [B, H, W] of logits that are reduced to classes in bands.
+
+    There are as many labels as pixels, so their dtype is the smallest one that has all classes.
 
     row_numbers, least: see `RowMap.bands`.
     """
@@ -131,7 +149,9 @@ def rows_likeliest(logits: RowMap, row_numbers: int, device: torch.device, *, le
         best, found = band.max(1)
         if best.isnan().any():
             raise UserError("the model's logits are not numbers (NaN)")
-        labels = found.new_empty(len(found), *logits.size) if labels is None else labels
+        if labels is None:
+            dtype = next(each for each in LABEL_DTYPES if band.shape[1] - 1 <= torch.iinfo(each).max)
+            labels = found.new_empty(len(found), *logits.size, dtype=dtype)
         labels[:, rows] = found
     assert labels is not None, "a map has rows"
     return labels
