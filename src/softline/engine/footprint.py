@@ -26,12 +26,19 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[int, int], int]] = WeakKeyDictio
 
 
 def check_image_memory(
-    network: nn.Module, run: Callable[[Tensor], object], size: tuple[int, int], *, what: str, instead: str
+    network: nn.Module,
+    run: Callable[[Tensor], object],
+    size: tuple[int, int],
+    *,
+    what: str,
+    instead: str,
+    exists: bool = False,
 ) -> None:
     """Refuse an image that the network needs more memory for than is available.
 
     run: runs the network on images [1, 3, H, W].
     size: rows and columns of the image.
+    exists: the memory of the image itself does not count, see `footprint`.
     what: what an error calls the image.
     instead: what the user can do about it.
     """
@@ -41,7 +48,7 @@ def check_image_memory(
         return
     known = _KNOWN.setdefault(network, {})
     if size not in known:
-        known[size] = footprint(run, size)
+        known[size] = footprint(run, size, exists=exists)
     needed = known[size]
     if needed > available:
         raise UserError(
@@ -51,15 +58,18 @@ def check_image_memory(
 
 
 @torch.no_grad()
-def footprint(run: Callable[[Tensor], object], size: tuple[int, int]) -> int:
+def footprint(run: Callable[[Tensor], object], size: tuple[int, int], *, exists: bool = False) -> int:
     """Return about how many bytes all tensors have that exist at once while ``run`` is called with an image.
 
-    The image [1, 3, H, W] counts, and the parameters do not. What a library allocates inside one operation is not seen.
-    A large image is represented by a smaller one.
+    The parameters do not count. What a library allocates inside one operation is not seen. A large image is represented
+    by a smaller one.
+
+    exists: the image [1, 3, H, W] does not count either, because it already exists in some form.
     """
     side = max(math.isqrt(size[0] * size[1] // LARGE_IMAGE), 1)
     with FakeTensorMode(allow_non_fake_inputs=True), shrunk_bands(1 / side**2), _Living() as living:
-        run(torch.empty(1, 3, *(max(length // side, 1) for length in size)))
+        shape = (1, 3, *(max(length // side, 1) for length in size))
+        run(torch.empty(1).expand(shape) if exists else torch.empty(shape))
     return side**2 * living.peak
 
 

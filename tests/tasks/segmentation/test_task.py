@@ -12,9 +12,12 @@ from torch.utils.data import Dataset
 from torchvision.transforms.functional import to_tensor
 
 import softline  # noqa: F401
-from softline.engine import distributed
+from softline.engine import distributed, footprint
 from softline.engine.evaluate import evaluate
-from softline.heads.segmenters import upernet
+from softline.engine.footprint import check_image_memory
+from softline.heads.segmenters import segformer, upernet
+from softline.layers.bands import ImageRows
+from softline.measure.counting import peak_bytes
 from softline.tasks.segmentation import task as segmentation
 from softline.tasks.segmentation import task as task_module
 from softline.tasks.segmentation.task import Segmentation, cross_entropy, image_logits, predict_labels
@@ -348,3 +351,20 @@ def test_windows_and_whole_images_agree_on_a_photograph_they_cover():
     assert whole.shape == image.shape[1:]
     windows = SlidingWindows(crop=tuple(image.shape[1:]), stride=(60, 80))
     assert torch.equal(predict_labels(copy.deepcopy(model), image, windows=windows), whole)
+
+
+def test_the_memory_that_an_image_is_said_to_need_is_what_a_prediction_holds(monkeypatch):
+    """The photograph in float32 does not count: it never exists as a whole."""
+    network = segformer(timm.create_model("softpp_micro", features_only=True), 4).eval()
+    size, said = (1216, 1888), []
+    monkeypatch.setattr(footprint, "available_memory", lambda: 1)
+    monkeypatch.setattr(segmentation, "check_image_memory", lambda *args, **options: said.append((args, options)))
+    segmentation.check_whole_image(network, size)
+    ((args, options),) = said
+    with pytest.raises(ValueError, match=r"1888 x 1216 pixels needs about .*--inference slide"):
+        check_image_memory(*args, **options)
+    needed = footprint.footprint(args[1], size, exists=options["exists"])
+    rows = ImageRows((1, 3, *size), torch.device("cpu"), lambda first, last: torch.rand(1, 3, last - first, size[1]))
+    with torch.no_grad():
+        held = peak_bytes(lambda: network.maps.rows(rows))
+    assert needed == pytest.approx(held, rel=0.25)

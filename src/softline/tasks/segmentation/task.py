@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -160,11 +161,19 @@ def check_whole_image(model: nn.Module, size: GridSize) -> None:
     if not isinstance(network, Segmenter) or isinstance(model, FSDPModule):
         return
     instead = "use windows (--inference slide), or images of fewer pixels (data.short_side in the recipe)"
+    # pixels exist before they are normalised
+    run = partial(_feature_rows, network)
+    check_image_memory(network, run, size, what="an image", instead=instead, exists=True)
 
-    def run(image: Tensor) -> object:
-        return network.maps.rows(ImageRows.of(image))
 
-    check_image_memory(network, run, size, what="an image", instead=instead)
+def _feature_rows(network: Segmenter, image: Tensor) -> object:
+    """Run the backbone on an image [1, 3, H, W] whose rows are normalised when they are read."""
+    batch, channels, height, width = image.shape
+
+    def read(first: int, last: int) -> Tensor:
+        return image[:, :, first:last].clone(memory_format=torch.contiguous_format)
+
+    return network.maps.rows(ImageRows((batch, channels, height, width), image.device, read))
 
 
 def batch_labels(model: nn.Module, images: Tensor | ImageRows, size: GridSize) -> list[Tensor]:
