@@ -150,7 +150,7 @@ def test_whatever_pillow_raises_is_about_the_file(tmp_path, picture, monkeypatch
 
 
 def test_a_broken_orientation_is_about_the_file(tmp_path, picture, monkeypatch):
-    def fail(_: object) -> None:
+    def fail(_: object, **options: object) -> None:
         raise KeyError(274)
 
     reader = single(tmp_path, picture)

@@ -200,8 +200,7 @@ _MICRO = {
     "embed_dims": (32, 64, 96, 128),
     "num_heads": (1, 2, 3, 4),
     "depths": (1, 1, 2, 1),
-    # at 28 pixels 16 landmarks for the 49 tokens of stage 1: as many as there are tokens would save nothing
-    "ratios": (2, 2, 1, 1),
+    "ratios": (1, 1, 1, 1),
     "value_convs": (5, 3, 3, 3),
     # convolved landmarks start far from the queries: with so few tokens the weights would sum to almost zero
     "sampling": "avgpool",

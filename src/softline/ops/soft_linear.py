@@ -205,8 +205,10 @@ def _sample_groups(q: Tensor, landmarks: Tensor) -> list[slice]:
 
 def _blocks(count: int, numbers: int, device: torch.device) -> list[slice]:
     """Cut ``count`` samples or tokens, each of which has so many numbers of P, into slices that fit a block."""
+    if is_traced():
+        return [slice(None)]
     block = CPU_BLOCK_NUMBERS * torch.get_num_threads() if device.type == "cpu" else KEPT_NUMBERS
-    if is_traced() or count * numbers <= block:
+    if count * numbers <= block:
         return [slice(None)]
     return token_chunks(count, max(block // numbers, 1))
 
