@@ -19,6 +19,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -179,8 +180,17 @@ def made_by(content: dict[str, Any]) -> str:
     command = re.sub(r" --(json|figure) \S+|\bTORCHINDUCTOR_CACHE_DIR=\S+ ", "", content["command"])
     return (
         f"`{command}` on {machine['date'][:10]}: {processor}, {threads}, torch {machine['torch']}, "
-        f"{options['dtype']}, batch {options['batch']}{compiled}{commit}."
+        f"{options['dtype']}, batch {options['batch']}{compiled}{commit}.{spread_of(content['rows'])}"
     )
+
+
+def spread_of(rows: Sequence[dict[str, Any]]) -> str:
+    """Say how much the times differ between rounds, in per cent of their medians; nothing if nothing was timed."""
+    times_of = [(row.get("spread"), row.get("milliseconds") or row.get("seconds")) for row in rows]
+    shares = [100 * spread / middle for spread, middle in times_of if spread is not None and middle]
+    if not any(shares):
+        return ""
+    return f" Half the interquartile range of a time is {median(shares):.1f} % of it, and {max(shares):.1f} % at most."
 
 
 def read(path: Path) -> dict[str, Any]:

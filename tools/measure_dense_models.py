@@ -6,14 +6,11 @@ Writes a JSON file from which tools/make_speed_table.py makes the tables ``dense
     python tools/measure_dense_models.py benchmarks/results/YYYY-MM-DD-detectors.json --task detection
 
 The images are random, and so are the weights. A head takes the time of the whole model, which ends with the class of
-each pixel or with boxes, without that of its backbone. Every round runs every case once, except that UPerNet, which is
-slow, runs only in the first.
+each pixel or with boxes, without that of its backbone. Every round runs every case once.
 """
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from softline.heads.detectors import retinanet, retinanet_lite
 from softline.heads.segmenters import segformer, semantic_fpn, upernet
 from softline.measure.counting import peak_bytes
 from softline.measure.environment import environment
+from softline.measure.turns import take_turns
 
 SIZES = ((512, 1024), (1024, 2048))
 CLASSES = 19
@@ -72,27 +70,18 @@ def measure(task: str, size: tuple[int, int], rounds: int) -> list[dict[str, Any
     runs = cases(task, size, torch.rand(1, 3, *size))
     # these runs are the warm-up too
     memory = {key: peak_bytes(run) for key, run in runs.items()}
-    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
-    for turn in range(rounds):
-        for key, run in runs.items():
-            if turn and key[1] == "upernet":
-                continue
-            begin = time.perf_counter()
-            run()
-            seconds[key].append(time.perf_counter() - begin)
-        sys.stderr.write(f"{size[0]} x {size[1]}: round {turn + 1} of {rounds}\n")
+    timings = take_turns(runs, rounds, warm_ups=0)
     return [
         {
             "height": size[0],
             "width": size[1],
             "backbone": backbone,
             "head": head or None,
-            "seconds": statistics.median(seconds[backbone, head]),
-            "spread": (max(seconds[backbone, head]) - min(seconds[backbone, head])) / 2,
-            "runs": len(seconds[backbone, head]),
+            "seconds": timing.median,
+            "spread": timing.spread,
             "peak_bytes": memory[backbone, head],
         }
-        for backbone, head in runs
+        for (backbone, head), timing in timings.items()
     ]
 
 
@@ -113,6 +102,7 @@ def main() -> None:
     }
     rows: list[dict[str, Any]] = []
     for size in SIZES:
+        sys.stderr.write(f"{size[0]} x {size[1]}\n")
         rows += measure(options.task, size, options.rounds)
         write_json(options.output, {**described, "rows": rows, "finished": size == SIZES[-1]})
 

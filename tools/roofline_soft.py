@@ -7,8 +7,6 @@ Each part is timed alone, in rounds that run every part once, beside a product o
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +16,7 @@ import torch
 from softline import ops, process
 from softline.files import write_json
 from softline.measure.environment import environment
+from softline.measure.turns import take_turns
 from softline.ops.gaussian import centre_of, left_factor, right_factor
 
 HEADS, TOKENS, DIM, LANDMARKS, STEPS = 16, 3136, 32, 49, 20
@@ -69,17 +68,12 @@ def parts() -> list[Part]:
 @torch.no_grad()
 def measure(rounds: int) -> list[dict[str, Any]]:
     all_parts = parts()
-    seconds: dict[str, list[float]] = {part.name: [] for part in all_parts}
-    for turn in range(rounds + 1):
-        for part in all_parts:
-            begin = time.perf_counter()
-            part.run()
-            if turn:
-                seconds[part.name].append(time.perf_counter() - begin)
+    timings = take_turns({part.name: part.run for part in all_parts}, rounds)
     return [
         {
             "part": part.name,
-            "milliseconds": 1e3 * statistics.median(seconds[part.name]),
+            "milliseconds": 1e3 * timings[part.name].median,
+            "spread": 1e3 * timings[part.name].spread,
             "operations": part.operations,
             "bytes": part.moved,
         }

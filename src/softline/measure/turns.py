@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, TypeVar
+
+Name = TypeVar("Name")
 
 # most calls within one turn of a short function
 MOST_REPEATS = 200
@@ -35,13 +37,13 @@ class Timing:
 
 
 def take_turns(
-    runs: Mapping[str, Callable[[], Any]],
+    runs: Mapping[Name, Callable[[], Any]],
     rounds: int,
     *,
     wait: Callable[[], object] = lambda: None,
     warm_ups: int = 1,
     least_seconds: float = 0.0,
-) -> dict[str, Timing]:
+) -> dict[Name, Timing]:
     """Time each function in every round, after ``warm_ups`` rounds that do not count.
 
     The functions take turns within a round, so that a busy moment of the machine affects all of them.
@@ -54,7 +56,7 @@ def take_turns(
         for name, run in runs.items():
             once = max(_seconds(run, 1, wait), 1e-9)
             repeats[name] = min(max(math.ceil(least_seconds / once), 1), MOST_REPEATS)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    seconds: dict[Name, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
             seconds[name].append(_seconds(run, repeats[name], wait))
