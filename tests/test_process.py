@@ -32,8 +32,9 @@ print(min(faults() for _ in range(6)))
 """
 POLICY = """
 import json, os, sys
+from pathlib import Path
 from softline import process
-os.getloadavg = lambda: ({load}, 0, 0)
+process.LOAD = Path({load!r})
 process.settle(largest=process.LARGEST_INT)
 print(json.dumps([os.environ.get("GOMP_SPINCOUNT"), process.chosen, "torch" in sys.modules]))
 """
@@ -54,10 +55,17 @@ def test_kept_memory_is_not_faulted_in_again():
     assert python(FAULTS.format(keep=True)) < pages / 100
 
 
-def test_threads_spin_briefly_unless_the_user_has_decided():
-    idle, busy = POLICY.format(load=0), POLICY.format(load=os.cpu_count())
+def test_threads_spin_briefly_unless_the_user_has_decided(tmp_path):
+    def policy(running, average):
+        load = tmp_path / f"{running} {average}"
+        load.write_text(f"{average} 0.00 0.00 {running}/345 6789\n")
+        return POLICY.format(load=str(load))
+
+    # the load average is that of what ran in the last minute
+    idle, busy = policy(1, 99.0), policy(1 + os.cpu_count(), 0.0)
     assert python(idle) == ["3000", {"GOMP_SPINCOUNT": "3000"}, False]
     assert python(busy) == ["300", {"GOMP_SPINCOUNT": "300"}, False]
+    assert python(POLICY.format(load=str(tmp_path / "missing")))[0] == "3000"
     assert python(idle, OMP_WAIT_POLICY="active") == [None, {}, False]
     assert python(idle, GOMP_SPINCOUNT="100") == ["100", {}, False]
 

@@ -13,6 +13,8 @@ in Python they are calls:
 import ctypes
 import os
 import sys
+import time
+from pathlib import Path
 
 from softline.errors import UserError
 
@@ -25,6 +27,9 @@ INFERENCE_BLOCK = 2**25
 SPIN_COUNT = "GOMP_SPINCOUNT"
 # GNU's own number is 300,000; measured in docs/benchmarks.md
 SPINS, SPINS_IF_BUSY = 3000, 300
+# the fourth number in it is that of the threads that run at the moment; samples of it, and the time that they take
+LOAD = Path("/proc/loadavg")
+LOAD_SAMPLES, LOAD_SECONDS = 10, 0.02
 # variables by which a user has decided already
 WAITING = (SPIN_COUNT, "OMP_WAIT_POLICY")
 ALLOCATING = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
@@ -80,7 +85,7 @@ def spin_briefly() -> None:
     The threads of GNU's OpenMP, which torch has on Linux, spin for milliseconds. If another program takes a core away
     from one of them, the others occupy theirs without doing anything, and what they wait for takes many times as long.
     A thread that sleeps leaves its core to others, but takes longer to go on. So they spin for microseconds, and even
-    less if the machine is busy already, that is if its load is above half its cores.
+    less if the machine is busy already, that is if other programs run on more than half of its cores.
 
     It has to be called before torch is imported; the environment variable ``GOMP_SPINCOUNT`` does the same.
     """
@@ -93,9 +98,18 @@ def spin_briefly() -> None:
 
 
 def _is_busy() -> bool:
-    """Return whether other programs occupy more than half of the cores."""
-    # Windows does not tell
-    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2
+    """Return whether other programs occupy more than half of the cores now; where Linux's numbers are missing, False.
+
+    The load average would not do: it counts a command that ended a few seconds ago.
+    """
+    if not LOAD.exists():
+        return False
+    running = 0
+    for _ in range(LOAD_SAMPLES):
+        running += int(LOAD.read_text().split()[3].partition("/")[0])
+        time.sleep(LOAD_SECONDS / LOAD_SAMPLES)
+    # this thread runs too
+    return running / LOAD_SAMPLES - 1 > (os.cpu_count() or 1) / 2
 
 
 def settle(*, largest: int | None) -> None:
