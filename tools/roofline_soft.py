@@ -16,6 +16,7 @@ import torch
 from softline import ops, process
 from softline.files import write_json
 from softline.measure.environment import environment
+from softline.measure.measuring import LEAST_SECONDS
 from softline.measure.turns import take_turns
 from softline.ops.gaussian import centre_of, left_factor, right_factor
 
@@ -68,7 +69,7 @@ def parts() -> list[Part]:
 @torch.no_grad()
 def measure(rounds: int) -> list[dict[str, Any]]:
     all_parts = parts()
-    timings = take_turns({part.name: part.run for part in all_parts}, rounds)
+    timings = take_turns({part.name: part.run for part in all_parts}, rounds, least_seconds=LEAST_SECONDS)
     return [
         {
             "part": part.name,

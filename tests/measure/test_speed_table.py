@@ -108,6 +108,16 @@ def test_growth_and_memory_have_tables(tool, tmp_path):
     assert "| `linear` | 1.00 | 4.00 | 3.91 | 1.00 |" in memory
 
 
+def test_the_spread_of_the_times_is_stated(tool, tmp_path):
+    write(tmp_path, "2026-01-02-models.json")
+    block = "<!-- speed: models -->\n<!-- /speed -->"
+    assert "interquartile" not in tool.fill(block, tmp_path)
+    more = [Row("linear", "infer", 768, "768x768", 2304, 50.0, spread=spread) for spread in (0.5, 1.0, 4.0)]
+    write(tmp_path, "2026-01-02-models.json", more=more)
+    expected = "batch 1, commit abc. Half the interquartile range of a time is 2.0 % of it, and 8.0 % at most."
+    assert expected in tool.fill(block, tmp_path)
+
+
 def test_each_mode_has_its_slope_of_memory(tool, tmp_path):
     train = [
         Row("linear", "train", 256, "256x256", 256, peak_bytes=2**21),

@@ -236,7 +236,6 @@ def test_cells_of_another_batch_are_refused():
 
 def use_blocks(monkeypatch, block_numbers, kept_numbers=0):
     monkeypatch.setattr(soft_linear, "CPU_BLOCK_NUMBERS", block_numbers)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(soft_linear, "KEPT_NUMBERS", kept_numbers)
 
 

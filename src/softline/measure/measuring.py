@@ -19,8 +19,8 @@ Meter: TypeAlias = Callable[[Case, int, Mode, Setting], Memory | str]
 # no case has a name that starts with a space
 PRODUCT = " matrix product"
 PRODUCT_SIDE = 1024
-# far above the cost of a call and of reading the clock
-LEAST_SECONDS = 0.005
+# far above the cost of a call and of reading the clock, and of filling the caches after another case
+LEAST_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
