@@ -16,6 +16,7 @@ from torchvision.models.detection import (
 )
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.transforms.v2.functional import resize
 
 import softline  # noqa: F401  registers the backbones
 from softline.heads.detectors import (
@@ -338,6 +339,18 @@ def test_half_precision_keeps_coordinates_and_losses_whole(build):
 def test_images_are_resized_to_the_short_side_within_the_long_one(size, resized):
     transform = small(retinanet).eval().detector.transform
     assert transform([photo(*size)])[0].image_sizes == [resized]
+
+
+def test_images_are_resized_as_if_they_were_normalised_as_a_whole():
+    transform = small(retinanet, image_mean=(0.4, 0.5, 0.6), image_std=(0.2, 0.25, 0.3)).eval().detector.transform
+    pixels = (255 * photo(100, 150)).byte()
+    floats = pixels / 255
+    normalised = GeneralizedRCNNTransform.normalize(transform, floats)
+    expected = resize(normalised, [96, 144], antialias=True)
+    for image in (floats, pixels):
+        found = transform([image])[0]
+        assert found.image_sizes == [(96, 144)]
+        torch.testing.assert_close(found.tensors.pixels[0, :, :96, :144], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_images_in_training_keep_their_size():

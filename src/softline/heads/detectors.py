@@ -19,7 +19,7 @@ Differences from torchvision's own detectors:
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool, LastLevelP6P7
 from torchvision.ops.poolers import LevelMapper
-from torchvision.transforms.v2.functional import resize
+from torchvision.transforms.v2.functional import resize, to_dtype
 
 from softline.checks import check_at_least, check_integer, check_range
 from softline.errors import UserError
@@ -93,7 +93,7 @@ class Detector(nn.Module):
         return self.detector.roi_heads if self.masks else self.detector
 
     def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
-        """Detect objects in images [3, H, W] with values in [0, 1], each of its own size.
+        """Detect objects in images [3, H, W], each of its own size, with values in [0, 1] or in evaluation uint8.
 
         In training images keep their size, and the result is a dict of losses. ``targets`` has for each image boxes
         [n, 4] as x1, y1, x2, y2 in pixels, labels [n] and, if the detector predicts masks, masks [n, H, W]; n may be 0.
@@ -313,7 +313,18 @@ class ImageBatches(GeneralizedRCNNTransform):  # type: ignore[misc]
         # in training the dataset has already resized the image, to a random scale
         if self.training:
             return image, target
-        return resize(image, self.resized(image.shape[-2:]), antialias=True), target
+        size = self.resized(image.shape[-2:])
+        return torch.cat([resize(channel, size, antialias=True) for channel in self._normalised(image)]), target
+
+    def normalize(self, image: Tensor) -> Tensor:
+        # in evaluation `resize` does it
+        return super().normalize(image) if self.training else image
+
+    def _normalised(self, image: Tensor) -> Iterator[Tensor]:
+        """Yield the channels [1, H, W] one at a time: as floating-point numbers an image has four times its bytes."""
+        for channel, mean, std in zip(image.split(1), self.image_mean, self.image_std, strict=True):
+            values = channel if channel.is_floating_point() else to_dtype(channel, torch.float32, scale=True)
+            yield (values - mean).div_(std)
 
     def resized(self, size: Sequence[int]) -> list[int]:
         """Rows and columns in evaluation."""

@@ -79,7 +79,8 @@ def test_evaluation_keeps_pixels_objects_and_crowds(make):
     dataset = DetectionImages(source, detection_eval_transform(), masks=True, training=False)
     assert len(dataset) == 4
     image, target = dataset[0]
-    torch.testing.assert_close(image, pixels(source, 0))
+    assert image.dtype == torch.uint8
+    torch.testing.assert_close(image / 255, pixels(source, 0))
     assert target["boxes"].tolist() == [[1, 2, 6, 6], [8, 3, 16, 12], [0, 0, 3, 12]]
     assert target["labels"].tolist() == [0, 1, 0]
     assert target["iscrowd"].tolist() == [0, 0, 1]
@@ -119,7 +120,8 @@ def test_targets_are_plain_tensors_of_known_types(make, masks, training):
     }
     assert {name: tensor.dtype for name, tensor in target.items()} == types | ({"masks": torch.uint8} if masks else {})
     assert {type(tensor) for tensor in (image, *target.values())} == {Tensor}
-    assert (image.dtype, image.shape, target["image_id"].shape) == (torch.float32, (3, 12, 16), ())
+    dtype = torch.float32 if training else torch.uint8
+    assert (image.dtype, image.shape, target["image_id"].shape) == (dtype, (3, 12, 16), ())
 
 
 def test_mirroring_moves_image_boxes_and_masks_together(make):
@@ -233,7 +235,7 @@ def test_grey_photographs_become_colour_and_16_bits_are_refused(make, tmp_path):
     source = make()
     Image.new("L", (16, 12), 51).save(tmp_path / "wide.png")
     dataset = DetectionImages(source, detection_eval_transform(), masks=False, training=False)
-    torch.testing.assert_close(dataset[0][0], torch.full((3, 12, 16), 0.2))
+    assert torch.equal(dataset[0][0], torch.full((3, 12, 16), 51, dtype=torch.uint8))
     Image.new("I;16", (16, 12)).save(tmp_path / "wide.png")
     with pytest.raises(CorruptImageError, match=r"wide\.png .*8 bits for each colour are needed"):
         dataset[0]

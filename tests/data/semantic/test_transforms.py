@@ -11,6 +11,7 @@ from softline.data.semantic.transforms import (
     MixedCrop,
     RandomScale,
     colour_distortion,
+    normalization,
     semantic_eval_transform,
     semantic_train_transform,
     share_of_largest,
@@ -188,15 +189,20 @@ def test_the_same_numbers_give_the_same_sample():
 )
 def test_evaluation_resizes_the_image_alone(sides, size):
     labels = blocks()
-    image, kept = semantic_eval_transform(**sides, **PLAIN)(encoded(labels), labels)
-    assert (image.shape, image.dtype) == ((3, *size), torch.float32)
-    assert (kept.dtype, kept.tolist()) == (torch.int64, labels.tolist())
+    image, kept = semantic_eval_transform(**sides)(encoded(labels), labels)
+    assert (image.shape, image.dtype) == ((3, *size), torch.uint8)
+    assert (kept.dtype, kept.tolist()) == (torch.uint8, labels.tolist())
 
 
 def test_evaluation_without_resizing_changes_no_pixel():
     labels = blocks()
-    image, _ = semantic_eval_transform(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))(encoded(labels), labels)
-    torch.testing.assert_close(image[0] * 0.25 + 0.5, torch.from_numpy(labels) * (STEP / 255))
+    image, _ = semantic_eval_transform()(encoded(labels), labels)
+    assert torch.equal(image[0], torch.from_numpy(labels) * STEP)
+    normalised = normalization((0.5, 0.4, 0.5), (0.25, 0.5, 0.25))(image)
+    torch.testing.assert_close(normalised[0] * 0.25 + 0.5, image[0] / 255)
+    torch.testing.assert_close(normalised[1] * 0.5 + 0.4, image[1] / 255)
+    with pytest.raises(ValueError, match="mean and std must have 3 numbers each, std positive"):
+        normalization((0.5,), (0.25, 0.25, 0.25))
 
 
 @pytest.mark.parametrize(

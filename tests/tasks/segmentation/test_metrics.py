@@ -5,6 +5,7 @@ import pytest
 import torch
 from torchmetrics import MetricCollection
 
+from softline.tasks.segmentation import metrics
 from softline.tasks.segmentation.metrics import SegmentationMetrics
 
 
@@ -60,6 +61,13 @@ def test_scores_are_those_of_a_plain_confusion_matrix(classes, absent):
             [value for value in expected if not np.isnan(value)], rel=1e-12
         )
     assert [row.pixels for row in table] == [sum((labels == c).sum() for _, labels in pairs) for c in range(classes)]
+
+
+def test_pixels_are_counted_in_parts(monkeypatch):
+    pairs = list(scenes(classes=5))
+    expected = counted(pairs, 5).confusion
+    monkeypatch.setattr(metrics, "PIXELS", 10)
+    assert torch.equal(counted(pairs, 5).confusion, expected)
 
 
 def test_class_that_is_only_predicted_has_an_iou_of_zero_and_no_accuracy():

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms.functional import to_tensor
 
 import softline  # noqa: F401
+from softline.data.semantic.transforms import normalization
 from softline.engine import distributed, footprint
 from softline.engine.evaluate import evaluate
 from softline.engine.footprint import check_image_memory
@@ -202,6 +203,32 @@ def test_evaluation_counts_the_pixels_of_the_labels(batch_size):
     assert result.metrics["pixel_accuracy"] == pytest.approx(right / total, rel=1e-12)
     assert set(result.metrics) == {"mIoU", "mean_accuracy", "pixel_accuracy"}
     assert task.monitor in result.metrics
+
+
+@pytest.mark.parametrize("windows", [None, SlidingWindows(crop=(40, 40), stride=(24, 24))], ids=["whole", "slide"])
+def test_pixels_that_the_task_normalises_are_evaluated_as_normalised_images(windows):
+    torch.manual_seed(0)
+    model = segformer(timm.create_model("softpp_micro", features_only=True), 3, channels=16).eval()
+    pixels = [torch.randint(256, (3, *size), dtype=torch.uint8) for size in ((64, 96), (64, 96), (48, 80))]
+    labels = [torch.randint(3, image.shape[1:], dtype=torch.uint8) for image in pixels]
+    normalize = normalization((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
+    task = Segmentation(model, "abc", windows=windows, normalize=normalize)
+    plain = Segmentation(model, "abc", windows=windows)
+    for chosen in ((0,), (0, 1), (0, 1, 2)):
+        found, expected = task.metrics(), plain.metrics()
+        with torch.no_grad():
+            task.update(found, model, task.collate([(pixels[i], labels[i]) for i in chosen]), len(chosen))
+            normal = [(normalize(pixels[i]), labels[i].long()) for i in chosen]
+            plain.update(expected, model, plain.collate(normal), len(chosen))
+        assert torch.equal(found["pixels"].confusion, expected["pixels"].confusion)
+        assert found["pixels"].confusion.sum() == sum(labels[i].numel() for i in chosen)
+
+
+def test_a_single_image_is_not_copied_to_make_a_batch():
+    task, (image, labels) = Segmentation(Context(), "abc"), Scenes([(4, 5)])[0]
+    _, images, truths = task.collate([(image, labels)])
+    assert (images.shape, images.data_ptr()) == ((1, 3, 4, 5), image.data_ptr())
+    assert (truths.shape, truths.data_ptr()) == ((1, 4, 5), labels.data_ptr())
 
 
 def test_details_are_a_row_for_each_class():

@@ -27,9 +27,10 @@ class DetectionImages(Dataset[tuple[Tensor, Target]]):
     A random transform depends on (seed, epoch, index) only: not on the number of workers or processes, nor on where a
     run was interrupted.
 
-    An image is float32 [3, H, W] in [0, 1]. Its target has boxes [n, 4] (float32; left, top, right, bottom), labels [n]
-    (int64, from 0), masks [n, H, W] (uint8; if requested), iscrowd [n] (int64, 0 or 1), area [n] (float32, in pixels of
-    the original image, regardless of the transform) and image_id [] (int64).
+    An image is [3, H, W], float32 in [0, 1] for training and uint8 for evaluation. Its target has boxes [n, 4]
+    (float32; left, top, right, bottom), labels [n] (int64, from 0), masks [n, H, W] (uint8; if requested), iscrowd [n]
+    (int64, 0 or 1), area [n] (float32, in pixels of the original image, regardless of the transform) and image_id []
+    (int64).
 
     masks: include masks in the targets.
     training: leave out crowds, which mark regions and not objects, and images without any object; indices refer to the
@@ -102,8 +103,8 @@ def detection_train_transform(*, short_sides: Sequence[int], long_side: int, hfl
 
 
 def detection_eval_transform() -> Transform:
-    """Conversion to float only: detectors resize by themselves, and return boxes in pixels of the original image."""
-    transform: Transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
+    """The pixels as they are, uint8: detectors resize them, and return boxes in pixels of the original image."""
+    transform: Transform = v2.ToPureTensor()
     return transform
 
 

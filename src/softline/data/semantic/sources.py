@@ -131,7 +131,7 @@ class SemanticFiles:
 
 
 class SemanticImages(Dataset[tuple[Tensor, Tensor]]):
-    """Transformed images, float32 [3, H, W], and labels, int64 [H, W], by index or by (epoch, index).
+    """Transformed images [3, H, W] and labels [H, W] by index or by (epoch, index).
 
     A plain index belongs to epoch 0. A random transform depends on (seed, epoch, index) only: not on the number of
     workers or processes, nor on where a run was interrupted.

@@ -1,4 +1,7 @@
-"""Transforms from a Pillow image and its labels to a normalised float32 tensor [3, H, W] and int64 labels [H, W].
+"""Transforms from a Pillow image and its labels to tensors.
+
+Those of training make a normalised float32 image [3, H, W] and int64 labels [H, W]. Those of evaluation keep bytes,
+since photographs may be large: `normalization` makes them what models expect, a part at a time.
 
 Training follows mmsegmentation's pipeline: random scale, crop, flip, colour distortion, then padding. It differs in
 details:
@@ -9,6 +12,7 @@ details:
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,24 +81,42 @@ def semantic_eval_transform(
     *,
     short_side: int | None = None,
     long_side: int | None = None,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
 ) -> SemanticTransform:
-    """The whole image; its labels keep their size, to which predictions are resized.
+    """The pixels of the whole image, uint8; its labels, uint8, keep their size, to which predictions are resized.
 
     short_side: shorter side of the image after resizing; None keeps its size.
     long_side: maximum longer side after resizing; it takes precedence over ``short_side``.
-    mean, std: mean and standard deviation of each channel.
     """
-    _check_colours(mean, std)
-    if short_side is None:
+    if short_side is not None:
+        check_integer("short_side", short_side, 1)
         if long_side is not None:
-            raise UserError(f"long_side needs short_side, which is None; got {long_side}")
-        return _Pair(v2.Compose(_normalise(mean, std)))
-    check_integer("short_side", short_side, 1)
+            check_integer("long_side", long_side, short_side)
+    elif long_side is not None:
+        raise UserError(f"long_side needs short_side, which is None; got {long_side}")
+    return partial(_evaluated, short_side=short_side, long_side=long_side)
+
+
+def _evaluated(image: Image.Image, labels: NDArray[np.uint8], **sides: int | None) -> tuple[Tensor, Tensor]:
+    return eval_pixels(image, **sides), torch.from_numpy(labels)
+
+
+def eval_pixels(image: Image.Image, *, short_side: int | None = None, long_side: int | None = None) -> Tensor:
+    """The pixels [3, H, W], uint8, of an image, resized as by `semantic_eval_transform`."""
+    pixels: Tensor = v2.functional.pil_to_tensor(image)
+    if short_side is None:
+        return pixels
+    short, long = sorted(pixels.shape[-2:])
+    factor = short_side / short
     if long_side is not None:
-        check_integer("long_side", long_side, short_side)
-    return _Pair(v2.Compose([ShortSide(short_side, long_side), *_normalise(mean, std)]))
+        factor = min(factor, long_side / long)
+    resized: Tensor = v2.functional.resize(pixels, [max(round(side * factor), 1) for side in pixels.shape[-2:]])
+    return resized
+
+
+def normalization(mean: Sequence[float], std: Sequence[float]) -> Callable[[Tensor], Tensor]:
+    """From pixels [..., 3, H, W], uint8, to float32 with the mean 0 and the standard deviation 1 of each channel."""
+    _check_colours(mean, std)
+    return v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)])
 
 
 class _Pair:
@@ -159,21 +181,6 @@ class PadTo:
         below, right = (size - side for size, side in zip(self.size, labels.shape[-2:], strict=True))
         padding = [0, 0, right, below]
         return v2.functional.pad(image, padding, fill=0), v2.functional.pad(labels, padding, fill=IGNORE)
-
-
-class ShortSide:
-    """Resizes the image but not its labels."""
-
-    def __init__(self, short_side: int, long_side: int | None) -> None:
-        self.short_side, self.long_side = short_side, long_side
-
-    def __call__(self, image: tv_tensors.Image, labels: tv_tensors.Mask) -> tuple[tv_tensors.Image, tv_tensors.Mask]:
-        short, long = sorted(image.shape[-2:])
-        factor = self.short_side / short
-        if self.long_side is not None:
-            factor = min(factor, self.long_side / long)
-        size = [max(round(side * factor), 1) for side in image.shape[-2:]]
-        return v2.functional.resize(image, size), labels
 
 
 def share_of_largest(labels: Tensor) -> float:

@@ -42,7 +42,7 @@ class ExportedDetector(nn.Module):
         self.resizing = ImageBatches(short_side, long_side, (0.0,) * 3, (1.0,) * 3).eval()
 
     def forward(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-        """Detect objects in images [3, H, W] with values in [0, 1]; see `Detector.forward`."""
+        """Detect objects in images [3, H, W] with values in [0, 1] or uint8; see `Detector.forward`."""
         return [self._detect(image) for image in images]
 
     def _detect(self, image: Tensor) -> dict[str, Tensor]:

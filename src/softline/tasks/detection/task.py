@@ -23,9 +23,9 @@ class Detection:
     """The sum of a detector's losses, and COCO's average precision.
 
     model: follows `softline.heads.detectors.Detector`.
-    train_set, val_set: datasets of (image [3, H, W] in 0..1, target), of which one may be missing. A target has boxes
-        [n, 4] as x1, y1, x2, y2 in pixels, labels [n] from 0 on, image_id [], for evaluation iscrowd [n] and area [n],
-        and with ``masks`` masks [n, H, W].
+    train_set, val_set: datasets of (image [3, H, W] in 0..1, target), of which one may be missing; validation images
+        may also be uint8. A target has boxes [n, 4] as x1, y1, x2, y2 in pixels, labels [n] from 0 on, image_id [], for
+        evaluation iscrowd [n] and area [n], and with ``masks`` masks [n, H, W].
     masks: whether the detector finds masks too.
     groups: a group number for each training image; a batch has images of one group, such as the wide ones.
     """

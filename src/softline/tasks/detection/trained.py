@@ -82,9 +82,8 @@ class TrainedDetector(Trained):
         if isinstance(self.model, Detector):
             for each in photographs:
                 self._check_memory(self.model, each.image.height, each.image.width)
-        pixels = [(pil_to_tensor(each.image).float() / 255).to(self.device) for each in photographs]
         with torch.no_grad():
-            results = self.model(pixels)
+            results = self.model([pil_to_tensor(each.image).to(self.device) for each in photographs])
         return [self._detections(each, found, score) for each, found in zip(photographs, results, strict=True)]
 
     def _check_memory(self, model: Detector, height: int, width: int) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from softline.data.semantic.sources import SemanticImages, SemanticSource, open_semantic
-from softline.data.semantic.transforms import SemanticTransform, semantic_eval_transform, semantic_train_transform
+from softline.data.semantic.transforms import normalization, semantic_eval_transform, semantic_train_transform
 from softline.engine import distributed
 from softline.engine.machine import check_batch_memory
 from softline.engine.task import Notify, Setup, log
@@ -30,7 +30,7 @@ def build_segmentation(recipe: SegmentationRecipe, setup: Setup) -> Segmentation
     check_batch_memory(recipe, (3, *data.crop), processes=distributed.place()[1])
     train_source = _open_semantic(data, data.train_split, notify)
     model = build_segmenter(recipe, len(train_source.classes), notify=notify)
-    val_set = segmentation_val_set(recipe, model, notify=notify)
+    val_set = segmentation_val_set(data, notify=notify)
     check_split_classes(train_source.classes, val_set.source.classes, data)
     mean, std = channel_statistics(model, data)
     transform = semantic_train_transform(
@@ -48,6 +48,7 @@ def build_segmentation(recipe: SegmentationRecipe, setup: Setup) -> Segmentation
         train_source.classes,
         train_set=SemanticImages(train_source, transform, seed=recipe.seed),
         val_set=val_set,
+        normalize=normalization(mean, std),
         windows=windows_of(data),
         channels_last=recipe.model.channels_last,
     )
@@ -58,14 +59,15 @@ def build_segmenter(recipe: SegmentationRecipe, num_classes: int, *, notify: Not
     return model.to(memory_format=torch.channels_last) if recipe.model.channels_last else model
 
 
-def segmentation_val_set(recipe: SegmentationRecipe, model: nn.Module, *, notify: Notify = log.info) -> SemanticImages:
-    source = _open_semantic(recipe.data, recipe.data.val_split, notify)
-    return SemanticImages(source, segmentation_eval_transform(model, recipe.data))
+def segmentation_val_set(data: SemanticData, *, notify: Notify = log.info) -> SemanticImages:
+    """Images whose pixels are not normalised yet."""
+    source = _open_semantic(data, data.val_split, notify)
+    return SemanticImages(source, semantic_eval_transform(short_side=data.short_side, long_side=data.long_side))
 
 
-def segmentation_eval_transform(model: nn.Module, data: SemanticData) -> SemanticTransform:
-    mean, std = channel_statistics(model, data)
-    return semantic_eval_transform(short_side=data.short_side, long_side=data.long_side, mean=mean, std=std)
+def normalization_of(model: nn.Module, data: SemanticData) -> Callable[[Tensor], Tensor]:
+    """Return what makes pixels, uint8, the images that the model was trained with."""
+    return normalization(*channel_statistics(model, data))
 
 
 def windows_of(data: SemanticData) -> SlidingWindows | None:

@@ -12,6 +12,9 @@ from softline.checks import check_integer
 from softline.data.semantic.classes import IGNORE
 from softline.errors import UserError
 
+# pixels that are counted at once: each needs about 40 bytes
+PIXELS = 2**22
+
 
 class ClassScore(NamedTuple):
     name: str
@@ -50,8 +53,12 @@ class SegmentationMetrics(Metric):
             raise UserError(
                 f"predictions must have the shape of the labels {tuple(labels.shape)}, got {tuple(predictions.shape)}"
             )
-        labelled = labels != IGNORE
-        found, truth = predictions[labelled].long(), labels[labelled].long()
+        for found, truth in zip(predictions.flatten().split(PIXELS), labels.flatten().split(PIXELS), strict=True):
+            self._count(found, truth)
+
+    def _count(self, found: Tensor, truth: Tensor) -> None:
+        labelled = truth != IGNORE
+        found, truth = found[labelled].long(), truth[labelled].long()
         self._check_classes("predictions", found)
         self._check_classes("labels", truth)
         # torchmetrics' own needs K x K numbers for each pixel where torch is set to deterministic algorithms

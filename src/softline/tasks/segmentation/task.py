@@ -1,6 +1,6 @@
 """Loss, metrics and inference of segmentation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,18 @@ if TYPE_CHECKING:
 AUXILIARY_WEIGHT = 0.4
 
 
+def unchanged(images: Tensor) -> Tensor:
+    return images
+
+
 @dataclass(eq=False)
 class Segmentation:
     """Cross-entropy on the pixels that have a label, and mIoU.
 
-    train_set, val_set: datasets of (image [3, H, W], labels [H, W] int64, 255 for none), of which one may be missing.
-        Training images and labels all have the same size. Validation images may differ in size from each other and from
-        their labels, to whose size the prediction is resized.
+    train_set, val_set: datasets of (image [3, H, W], labels [H, W] of integers, 255 for none), of which one may be
+        missing. Training images are normalised, their labels are int64, and all have the same size. Validation images
+        may differ in size from each other and from their labels, to whose size the prediction is resized.
+    normalize: makes validation images what the model expects, a part at a time; by default they are.
     windows: windows for evaluation; None evaluates whole images.
     """
 
@@ -44,6 +49,7 @@ class Segmentation:
     _: KW_ONLY
     train_set: Dataset[Any] | None = None
     val_set: Dataset[Any] | None = None
+    normalize: Callable[[Tensor], Tensor] = unchanged
     windows: SlidingWindows | None = None
     channels_last: bool = False
     groups: Sequence[int] | None = None
@@ -81,7 +87,8 @@ class Segmentation:
 
     def update(self, metrics: "MetricCollection", model: nn.Module, batch: list[Any], valid: int) -> None:
         _, images, labels = batch
-        _keep_in_step(model, images[0], passes=self._passes(images[:valid]), windows=self.windows)
+        passes = self._passes(images[:valid])
+        _keep_in_step(model, images[0], passes=passes, windows=self.windows, normalize=self.normalize)
         for found, truth in zip(self._labels(model, images[:valid], labels), labels, strict=False):
             metrics["pixels"].update(found, truth)
 
@@ -106,15 +113,15 @@ class Segmentation:
                 check_whole_image(model, (image.shape[1], image.shape[2]))
         if self.windows is None and isinstance(images, Tensor):
             if len(images):
-                images = images.contiguous(memory_format=self.layout)
+                rows = normalised_rows(images, self.normalize, layout=self.layout)
                 if len(set(sizes[: len(images)])) == 1:
-                    yield from batch_labels(model, images, sizes[0])
+                    yield from batch_labels(model, rows, sizes[0])
                 else:
-                    found = model(images)
+                    found = model(rows.whole())
                     yield from (likeliest(logits, size) for logits, size in zip(found, sizes, strict=False))
             return
         for image, size in zip(images, sizes, strict=False):
-            yield image_labels(model, image, size, windows=self.windows)
+            yield image_labels(model, image, size, windows=self.windows, normalize=self.normalize)
 
     def _passes(self, images: Tensor | Sequence[Tensor]) -> int:
         """Return how often `_labels` runs the model."""
@@ -140,19 +147,40 @@ def predict_labels(
     return image_labels(model, image, size or (image.shape[1], image.shape[2]), windows=windows)
 
 
-def image_labels(model: nn.Module, image: Tensor, size: GridSize, *, windows: SlidingWindows | None = None) -> Tensor:
+def image_labels(
+    model: nn.Module,
+    image: Tensor,
+    size: GridSize,
+    *,
+    windows: SlidingWindows | None = None,
+    normalize: Callable[[Tensor], Tensor] = unchanged,
+) -> Tensor:
     """Find the class of each pixel of an image [3, H, W], resized to ``size``, int64.
 
     The logits of a large image can take gigabytes: they are reduced to classes in bands, except those of windows that
     have to be resized.
     """
     if windows is None:
-        return batch_labels(model, image[None], size)[0]
+        return batch_labels(model, normalised_rows(image[None], normalize), size)[0]
+    bands = _bands(model, image, windows, normalize)
     if tuple(size) != tuple(image.shape[-2:]):
-        return likeliest(image_logits(model, image, windows=windows), size)
-    return torch.cat(
-        [likeliest(logits, (logits.shape[1], logits.shape[2])) for logits in _bands(model, image, windows)]
-    )
+        return likeliest(torch.cat(list(bands), dim=1), size)
+    return torch.cat([likeliest(logits, (logits.shape[1], logits.shape[2])) for logits in bands])
+
+
+def normalised_rows(
+    images: Tensor,
+    normalize: Callable[[Tensor], Tensor],
+    *,
+    layout: torch.memory_format = torch.contiguous_format,
+) -> ImageRows:
+    """Images [B, 3, H, W] whose rows are normalised when they are read."""
+    batch, channels, height, width = images.shape
+
+    def read(first: int, last: int) -> Tensor:
+        return normalize(images[:, :, first:last]).contiguous(memory_format=layout)
+
+    return ImageRows((batch, channels, height, width), images.device, read)
 
 
 def check_whole_image(model: nn.Module, size: GridSize) -> None:
@@ -168,12 +196,7 @@ def check_whole_image(model: nn.Module, size: GridSize) -> None:
 
 def _feature_rows(network: Segmenter, image: Tensor) -> object:
     """Run the backbone on an image [1, 3, H, W] whose rows are normalised when they are read."""
-    batch, channels, height, width = image.shape
-
-    def read(first: int, last: int) -> Tensor:
-        return image[:, :, first:last].clone(memory_format=torch.contiguous_format)
-
-    return network.maps.rows(ImageRows((batch, channels, height, width), image.device, read))
+    return network.maps.rows(normalised_rows(image, Tensor.clone))
 
 
 def batch_labels(model: nn.Module, images: Tensor | ImageRows, size: GridSize) -> list[Tensor]:
@@ -189,10 +212,12 @@ def image_logits(model: nn.Module, image: Tensor, *, windows: SlidingWindows | N
     """Compute the logits [K, H, W] of an image [3, H, W] in float32; where windows overlap, they are averaged."""
     if windows is None:
         return model(image[None])[0].float()
-    return torch.cat(list(_bands(model, image, windows)), dim=1)
+    return torch.cat(list(_bands(model, image, windows, unchanged)), dim=1)
 
 
-def _bands(model: nn.Module, image: Tensor, windows: SlidingWindows) -> Iterator[Tensor]:
+def _bands(
+    model: nn.Module, image: Tensor, windows: SlidingWindows, normalize: Callable[[Tensor], Tensor]
+) -> Iterator[Tensor]:
     """Yield the logits [K, rows, W] of an image from top to bottom, as soon as no further window reaches them."""
     height, width = image.shape[-2:]
     places = windows.places(height, width)
@@ -200,7 +225,7 @@ def _bands(model: nn.Module, image: Tensor, windows: SlidingWindows) -> Iterator
     total, seen, top = image.new_zeros(0, 0, width), image.new_zeros(0, width, dtype=torch.float32), 0
     for first in range(0, len(places), windows.batch):
         part = places[first : first + windows.batch]
-        found = model(torch.stack([image[:, rows, columns] for rows, columns in part])).float()
+        found = model(normalize(torch.stack([image[:, rows, columns] for rows, columns in part]))).float()
         if not first:
             total = found.new_zeros(found.shape[1], 0, width)
         more = max(rows.stop for rows, _ in part) - top - total.shape[1]
@@ -235,6 +260,9 @@ def likeliest(logits: Tensor, size: GridSize) -> Tensor:
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:
+    if len(tensors) == 1:
+        # not copied
+        return tensors[0][None]
     if all(tensor.shape == tensors[0].shape for tensor in tensors):
         return torch.stack(list(tensors))
     return list(tensors)
@@ -247,7 +275,14 @@ def _check_crops(images: Any, labels: Any) -> None:
     raise UserError(f"training needs images and labels of one size, such as crops, got {sizes}")
 
 
-def _keep_in_step(model: nn.Module, image: Tensor, *, passes: int, windows: SlidingWindows | None) -> None:
+def _keep_in_step(
+    model: nn.Module,
+    image: Tensor,
+    *,
+    passes: int,
+    windows: SlidingWindows | None,
+    normalize: Callable[[Tensor], Tensor],
+) -> None:
     """Let a sharded model run equally often in all processes, as it must.
 
     How often it runs depends on the sizes of the images. A process that has fewer runs repeats a part of an image.
@@ -260,4 +295,4 @@ def _keep_in_step(model: nn.Module, image: Tensor, *, passes: int, windows: Slid
         rows, columns = windows.places(*image.shape[-2:])[0]
         image = image[:, rows, columns]
     for _ in range(int(most) - passes):
-        model(image[None])
+        model(normalize(image[None]))

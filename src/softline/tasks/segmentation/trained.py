@@ -1,17 +1,17 @@
 """Trained segmenters: evaluate them, find the class of each pixel of images."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from softline.checks import check_option
 from softline.data.semantic.classes import palette
+from softline.data.semantic.transforms import eval_pixels
 from softline.engine.graph import BATCH, HEIGHT, WIDTH, Description, Graph, Sizes, image_graph
 from softline.engine.shipping import describe_recipe
 from softline.engine.trained import Evaluator, ImageView, Measured, Trained
@@ -19,10 +19,16 @@ from softline.layers.bands import ImageRows
 from softline.tasks.images import backbone_view, check_trained_classes
 from softline.tasks.networks import channel_statistics
 from softline.tasks.predicting import Photograph, predict_images
-from softline.tasks.segmentation.build import segmentation_eval_transform, segmentation_val_set, windows_of
+from softline.tasks.segmentation.build import normalization_of, segmentation_val_set, windows_of
 from softline.tasks.segmentation.recipe import SegmentationRecipe, SemanticData
 from softline.tasks.segmentation.results import LabelMap
-from softline.tasks.segmentation.task import Segmentation, batch_labels, check_whole_image, image_labels
+from softline.tasks.segmentation.task import (
+    Segmentation,
+    batch_labels,
+    check_whole_image,
+    image_labels,
+    normalised_rows,
+)
 
 # one pixel of the coarsest map
 LEAST_SIDE = 32
@@ -59,9 +65,15 @@ class TrainedSegmenter(Trained):
             inference=inference or given.inference,
             skip_corrupt=skip_corrupt,
         )
-        val_set = segmentation_val_set(self.recipe.replace(data=given), self.model, notify=evaluator.notify)
+        val_set = segmentation_val_set(given, notify=evaluator.notify)
         check_trained_classes(self.classes, val_set.source.classes, given.source)
-        task = Segmentation(self.model, self.classes, val_set=val_set, windows=windows_of(given))
+        task = Segmentation(
+            self.model,
+            self.classes,
+            val_set=val_set,
+            normalize=normalization_of(self.model, given),
+            windows=windows_of(given),
+        )
         yield Measured({"source": given.source, "split": given.val_split}, evaluator.run(task, batch_size=1))
 
     def predict(self, inputs: Any, *, inference: Literal["whole", "slide"] | None = None, batch_size: int = 4) -> Any:
@@ -84,16 +96,12 @@ class TrainedSegmenter(Trained):
             for each in photographs:
                 check_whole_image(self.model, (each.image.height, each.image.width))
         sizes = [(each.image.height, each.image.width) for each in photographs]
+        found: dict[int, Tensor] = {}
         with torch.no_grad():
-            found: dict[int, Tensor] = {}
             for size in dict.fromkeys(sizes):
                 places = [place for place, each in enumerate(sizes) if each == size]
-                images = [self._pixels(photographs[place].image, data) for place in places]
-                if windows is None:
-                    labels = batch_labels(self.model, ImageRows.stacked(images), size)
-                else:
-                    labels = [image_labels(self.model, each.whole()[0], size, windows=windows) for each in images]
-                found |= zip(places, labels, strict=True)
+                images = [photographs[place].image for place in places]
+                found |= zip(places, self._labels(data, images, size), strict=True)
         colours = palette("cityscapes" if data.layout == "cityscapes" else len(self.classes))
         return [
             LabelMap(
@@ -102,18 +110,27 @@ class TrainedSegmenter(Trained):
             for place, each in enumerate(photographs)
         ]
 
-    def _pixels(self, image: Image.Image, data: SemanticData) -> ImageRows:
-        """The normalised image [1, 3, H, W]; if it keeps its size, rows are normalised when they are read."""
-        transform = segmentation_eval_transform(self.model, data)
+    def _labels(self, data: SemanticData, images: Sequence[Image.Image], size: tuple[int, int]) -> list[Tensor]:
+        """The classes of images that all have the same size."""
+        windows, normalize = windows_of(data), normalization_of(self.model, data)
+        if windows is None and data.short_side is None:
+            rows = ImageRows.stacked([self._rows(image, normalize) for image in images])
+            return batch_labels(self.model, rows, size)
+        pixels = [
+            eval_pixels(image, short_side=data.short_side, long_side=data.long_side).to(self.device) for image in images
+        ]
+        if windows is None:
+            check_whole_image(self.model, (pixels[0].shape[1], pixels[0].shape[2]))
+            return batch_labels(self.model, normalised_rows(torch.stack(pixels), normalize), size)
+        return [image_labels(self.model, each, size, windows=windows, normalize=normalize) for each in pixels]
 
-        def normalised(part: Image.Image) -> Tensor:
-            # the transform wants labels, and returns them unused
-            return transform(part, np.zeros((part.height, part.width), np.uint8))[0][None].to(self.device)
+    def _rows(self, image: Image.Image, normalize: Callable[[Tensor], Tensor]) -> ImageRows:
+        """An image [1, 3, H, W] whose pixels are read from Pillow's row by row."""
 
-        if data.short_side is not None:
-            return ImageRows.of(normalised(image))
-        shape = (1, 3, image.height, image.width)
-        return ImageRows(shape, self.device, lambda first, last: normalised(image.crop((0, first, image.width, last))))
+        def read(first: int, last: int) -> Tensor:
+            return normalize(eval_pixels(image.crop((0, first, image.width, last)))[None].to(self.device))
+
+        return ImageRows((1, 3, image.height, image.width), self.device, read)
 
     def graph(self) -> Graph:
         mean, std = channel_statistics(self.model, self.recipe.data)
