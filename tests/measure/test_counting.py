@@ -11,6 +11,20 @@ def test_macs_of_a_product_are_counted():
     assert count_macs(lambda: a @ b) == 10 * 20 * 30
 
 
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("kind", [torch.nn.Conv2d, torch.nn.ConvTranspose2d])
+def test_each_gradient_of_a_convolution_takes_as_many_macs_as_the_convolution(kind, groups):
+    convolution = kind(8, 16, 3, stride=2, groups=groups, bias=False)
+    images = torch.randn(2, 8, 9, 9)
+    forward = count_macs(lambda: convolution(images))
+    # a transposed convolution uses its weight once for each pixel of its input, the other for each of its output
+    pixels = 9 * 9 if kind is torch.nn.ConvTranspose2d else 4 * 4
+    assert forward == 2 * pixels * 8 * 16 * 9 // groups
+    assert count_macs(lambda: convolution(images).sum().backward()) == 2 * forward  # of its weight
+    images.requires_grad_()
+    assert count_macs(lambda: convolution(images).sum().backward()) == 3 * forward
+
+
 class Grid(torch.nn.Module):
     """One attention layer on an 8 x 8 grid of tokens."""
 

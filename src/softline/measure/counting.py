@@ -1,6 +1,7 @@
 """Costs that are counted rather than timed, so that a busy machine does not change them."""
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,20 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backwa
 from softline.attention.soft import SoftCore
 
 aten = torch.ops.aten
+
+
+def _convolution_backward(
+    grad: torch.Size, x: torch.Size, weight: torch.Size, *rest: Any, out_shape: object = None
+) -> int:
+    """Two per multiply-add of a convolution, for the gradient of its input and for that of its weight.
+
+    torch's own formula counts every pair of channels of the weight's gradient, also those of different groups.
+    """
+    *_, transposed, _, _, wanted = rest
+    places = math.prod((x if transposed else grad)[2:])
+    return 2 * x[0] * places * math.prod(weight) * (wanted[0] + wanted[1])
+
+
 # older versions of torch do not count their own fused attention for CPUs
 FUSED: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
@@ -21,12 +36,15 @@ FUSED: dict[Any, Callable[..., int]] = {
         grad, q, k, v
     ),
 }
-UNCOUNTED = {operation: formula for operation, formula in FUSED.items() if operation not in flop_registry}
+FORMULAS: dict[Any, Callable[..., int]] = {
+    **{operation: formula for operation, formula in FUSED.items() if operation not in flop_registry},
+    aten.convolution_backward: _convolution_backward,
+}
 
 
 def count_macs(run: Callable[[], object]) -> int:
     """Count the multiply-adds of all matrix products and convolutions that ``run`` executes."""
-    with FlopCounterMode(display=False, custom_mapping=UNCOUNTED) as counter:
+    with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
         run()
     return int(counter.get_total_flops() // 2)
 
