@@ -1,5 +1,6 @@
 import pytest
 
+from softline.errors import UserError
 from softline.measure import LayerCase, ModelCase, Setting, measure, parse_model
 from softline.measure.failures import OUT_OF_MEMORY
 from softline.measure.memory import Memory
@@ -64,7 +65,7 @@ def test_convolutional_networks_take_any_size():
 @pytest.mark.parametrize("slow", ["float32", "bfloat16"])
 def test_the_peak_is_that_of_the_faster_product(monkeypatch, slow):
     def fake_turns(runs, rounds, **_):
-        return {name: Timing((2.0 if name.endswith(slow) else 1.0,) * rounds) for name in runs}
+        return {key: Timing((2.0 if key[0] == slow else 1.0,) * rounds) for key in runs}
 
     monkeypatch.setattr("softline.measure.measuring.take_turns", fake_turns)
     (group,) = measure([LayerCase("inline")], [32], setting=Setting(dtype="bfloat16"), rounds=2)
@@ -72,7 +73,7 @@ def test_the_peak_is_that_of_the_faster_product(monkeypatch, slow):
     assert group.rows[0].share == pytest.approx(group.rows[0].macs / 1024**3)
 
 
-def test_the_product_of_float32_is_timed_once(monkeypatch):
+def test_the_product_of_float32_is_timed_once_after_each_case(monkeypatch):
     timed = []
 
     def fake_turns(runs, rounds, **_):
@@ -80,8 +81,33 @@ def test_the_product_of_float32_is_timed_once(monkeypatch):
         return {name: Timing((1.0,) * rounds) for name in runs}
 
     monkeypatch.setattr("softline.measure.measuring.take_turns", fake_turns)
-    list(measure([LayerCase("inline")], [32], rounds=1))
-    assert timed == [["inline", " matrix product float32"]]
+    list(measure([LayerCase("inline"), LayerCase("softmax")], [32], rounds=1))
+    inline, softmax = ("inline", 32, "infer"), ("softmax", 32, "infer")
+    assert timed == [[inline, ("float32", *inline), softmax, ("float32", *softmax)]]
+
+
+def test_interleaved_sizes_take_turns_in_the_same_rounds(monkeypatch):
+    timed = []
+
+    def fake_turns(runs, rounds, **_):
+        timed.append([key for key in runs if len(key) == 3])
+        return {key: Timing((key[1] / 32 if len(key) == 3 else 1.0,) * rounds) for key in runs}
+
+    monkeypatch.setattr("softline.measure.measuring.take_turns", fake_turns)
+    groups = list(measure([LayerCase("softmax"), LayerCase("inline")], [64, 32], rounds=2, interleave=True))
+    assert timed == [[(name, size, "infer") for size in (32, 64) for name in ("softmax", "inline")]]
+    assert [(group.size, [row.case for row in group.rows]) for group in groups] == [
+        (32, ["softmax", "inline"]),
+        (64, ["softmax", "inline"]),
+    ]
+    assert [row.milliseconds for group in groups for row in group.rows] == [1e3, 1e3, 2e3, 2e3]
+    times = [group.rows[1].relative_time for group in groups]
+    assert times[1] == pytest.approx(2 * times[0])
+
+
+def test_compiled_sizes_are_not_interleaved():
+    with pytest.raises(UserError, match="cannot be interleaved if models are compiled"):
+        list(measure([LayerCase("inline")], [32], setting=Setting(compiled=True), interleave=True))
 
 
 def test_a_case_that_does_not_fit_into_memory_is_not_timed():

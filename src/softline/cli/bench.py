@@ -186,6 +186,12 @@ def _add_sizes(parser: Parser, flag: str, metavar: str, default: list[int], what
 
 def _add_common(parser: Parser, *, mode: str) -> None:
     _add_time(parser, rounds=5)
+    parser.add_argument(
+        "--interleave",
+        action="store_true",
+        help="time all sizes and modes in the same rounds, so that a machine whose speed varies does not distort "
+        "growth; all of them are in memory at once, and times are known at the end",
+    )
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory, and start no processes")
     _add_machine(parser, mode=mode)
     _add_memory_limit(parser)
@@ -320,6 +326,8 @@ def _check(options: argparse.Namespace, cases: "Sequence[Case]") -> None:
         check_workers("--threads", options.threads)
     if options.kind != "memory":
         check_range("--rounds", options.rounds, 1, MOST_ROUNDS)
+    if getattr(options, "interleave", False) and options.compile:
+        raise UserError("--interleave cannot be used with --compile, which makes graphs for one size after the other")
     if options.kind == "inline":
         check_range("--warm-ups", options.warm_ups, 0, MOST_ROUNDS)
         if options.figure is not None and len(set(options.sizes)) == 1:
@@ -437,6 +445,7 @@ def _measure(
             rounds=options.rounds,
             meter=meter,
             baseline=options.baseline,
+            interleave=getattr(options, "interleave", False),
             hear=hear,
         ):
             results.end_group(group)

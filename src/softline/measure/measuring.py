@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from softline.errors import UserError
 from softline.measure.cases import DTYPES, Case, Mode, Setting, prepare
 from softline.measure.counting import count_macs
 from softline.measure.failures import CASE_ERRORS, failure_text
@@ -15,9 +16,11 @@ from softline.measure.turns import Timing, take_turns
 
 Meter: TypeAlias = Callable[[Case, int, Mode, Setting], Memory | str]
 """Measures the memory of a case; returns a text if that fails."""
+Pair: TypeAlias = tuple[int, Mode]
+"""A size and a mode."""
+Key: TypeAlias = tuple[str, int, Mode]
+"""The name of a case, a size and a mode."""
 
-# no case has a name that starts with a space
-PRODUCT = " matrix product"
 PRODUCT_SIDE = 1024
 # far above the cost of a call and of reading the clock, and of filling the caches after another case
 LEAST_SECONDS = 0.05
@@ -44,7 +47,7 @@ class Row:
     gflops: float | None = None
     """10^9 operations per second, where a multiply-add is two operations."""
     share: float | None = None
-    """Fraction of the matrix product's speed in the same rounds, in float32 or in the dtype, whichever is faster."""
+    """Fraction of the matrix product's speed between the same runs, in float32 or in the dtype, whichever is faster."""
     peak_bytes: int | None = None
     """Peak memory of the run, beyond weights and inputs."""
     process_bytes: int | None = None
@@ -61,7 +64,7 @@ class Row:
 
     @property
     def relative_time(self) -> float | None:
-        """Time in units of the matrix product of the same rounds, which cancels a slowdown of the whole machine."""
+        """Time in units of the matrix product between the same runs, which cancels a slowdown of the whole machine."""
         return self.macs / self.share if self.macs and self.share else None
 
 
@@ -85,6 +88,7 @@ def measure(
     rounds: int = 5,
     meter: Meter | None = None,
     baseline: str | None = None,
+    interleave: bool = False,
     hear: Callable[[Row], None] = lambda row: None,
 ) -> Iterator[Group]:
     """Measure all cases at every size in every mode, smallest size first.
@@ -94,27 +98,35 @@ def measure(
     rounds: how often each case is timed, in turns; 0 does not time anything.
     meter: measures memory; None does not.
     baseline: the case that speeds are compared with; defaults to the first.
+    interleave: all sizes and modes take turns in the same rounds instead of one after the other, so that a machine
+        whose speed varies does not distort growth. Everything is in memory at once, and no group is known before all.
     hear: receives each row as soon as its memory is known, and again when its time is.
     """
-    for size in sorted(sizes):
+    if interleave and setting.compiled:
+        raise UserError("sizes cannot be interleaved if models are compiled: each size has graphs of its own")
+    pairs: list[Pair] = [(size, mode) for size in sorted(sizes) for mode in modes]
+    for size, _ in pairs:
         for case in cases:
             case.tokens(size)
-    for size in sorted(sizes):
-        for mode in modes:
-            rows = {}
+    for part in [pairs] if interleave else [[pair] for pair in pairs]:
+        rows = {}
+        for size, mode in part:
             for case in cases:
                 row = Row(case.name, mode, size, case.label(size), case.tokens(size))
-                rows[case.name] = row if meter is None else _with_memory(row, meter(case, size, mode, setting))
-                hear(rows[case.name])
-            peak = None
-            if rounds:
-                sound = [case for case in cases if rows[case.name].failure is None]
-                timed, peak = _time(sound, size, mode, setting, rounds)
-                base = timed.get(cases[0].name if baseline is None else baseline)
-                for name, result in timed.items():
-                    rows[name] = _with_time(rows[name], result, base, peak)
-                    hear(rows[name])
-            yield Group(size, mode, tuple(rows.values()), None if peak is None else _product_gflops(peak))
+                row = row if meter is None else _with_memory(row, meter(case, size, mode, setting))
+                rows[case.name, size, mode] = row
+                hear(row)
+        peak = None
+        if rounds:
+            wanted = [(case, pair) for pair in part for case in cases if rows[case.name, *pair].failure is None]
+            timed, peak = _time(wanted, setting, rounds)
+            for key, result in timed.items():
+                base = timed.get((cases[0].name if baseline is None else baseline, *key[1:]))
+                rows[key] = _with_time(rows[key], result, base, peak)
+                hear(rows[key])
+        gflops = None if peak is None else 2e-9 * PRODUCT_SIDE**3 / max(peak.median, 1e-12)
+        for pair in part:
+            yield Group(*pair, tuple(rows[case.name, *pair] for case in cases), gflops)
 
 
 def _with_memory(row: Row, memory: Memory | str) -> Row:
@@ -129,11 +141,11 @@ class _Timed:
     macs: int
 
 
-def _with_time(row: Row, result: _Timed | str, base: _Timed | str | None, peak: Timing) -> Row:
+def _with_time(row: Row, result: _Timed | str, base: _Timed | str | None, peak: Timing | None) -> Row:
     if isinstance(result, str):
         return replace(row, failure=result)
+    assert peak is not None, "the product is timed with the cases"
     timing, macs = result.timing, result.macs
-    product = PRODUCT_SIDE**3
     return replace(
         row,
         milliseconds=1e3 * timing.median,
@@ -141,53 +153,55 @@ def _with_time(row: Row, result: _Timed | str, base: _Timed | str | None, peak: 
         speedup=timing.ratio_to(base.timing) if isinstance(base, _Timed) else None,
         macs=macs,
         gflops=2e-9 * macs / timing.median,
-        share=macs / product * timing.ratio_to(peak),
+        share=macs / PRODUCT_SIDE**3 * peak.median / max(timing.median, 1e-12),
         rounds=tuple(1e3 * seconds for seconds in timing.seconds),
     )
 
 
 def _time(
-    cases: Sequence[Case], size: int, mode: Mode, setting: Setting, rounds: int
-) -> tuple[dict[str, _Timed | str], Timing]:
+    wanted: Sequence[tuple[Case, Pair]], setting: Setting, rounds: int
+) -> tuple[dict[Key, _Timed | str], Timing | None]:
     """Return the timing of each case, or why it cannot be run, and the timing of the faster matrix product."""
     if setting.compiled:
         # graphs of other sizes would make this size's shapes dynamic, and too many of them silently end compilation
         torch.compiler.reset()
-    runs: dict[str, Callable[[], object]] = {}
-    macs: dict[str, int] = {}
-    failures: dict[str, _Timed | str] = {}
-    for case in cases:
+    runs: dict[Key, Callable[[], object]] = {}
+    macs: dict[Key, int] = {}
+    failures: dict[Key, _Timed | str] = {}
+    for case, pair in wanted:
+        key = (case.name, *pair)
         try:
-            eager, run = prepare(case, size, mode, setting)
-            macs[case.name] = count_macs(eager)
+            eager, run = prepare(case, *pair, setting)
+            macs[key] = count_macs(eager)
             run()
         except CASE_ERRORS as error:
-            failures[case.name] = failure_text(error)
+            failures[key] = failure_text(error)
         else:
-            runs[case.name] = run
+            runs[key] = run
     products = _products(setting)
+    turns: dict[tuple[Any, ...], Callable[[], object]] = {}
+    for key, run in runs.items():
+        turns[key] = run
+        # after every case, so that the product meets the same machine
+        turns |= {(dtype, *key): product for dtype, product in products.items()}
     on_gpu = torch.device(setting.device).type == "cuda"
     timings = take_turns(
-        {**runs, **products},
+        turns,
         rounds,
         wait=partial(torch.cuda.synchronize, setting.device) if on_gpu else lambda: None,
         warm_ups=3 if setting.compiled else 1,
         least_seconds=LEAST_SECONDS,
     )
-    timed: dict[str, _Timed | str] = {name: _Timed(timings[name], macs[name]) for name in runs}
-    return {**timed, **failures}, min((timings[name] for name in products), key=lambda timing: timing.median)
+    peaks = [Timing(tuple(time for key in runs for time in timings[dtype, *key].seconds)) for dtype in products]
+    timed: dict[Key, _Timed | str] = {key: _Timed(timings[key], macs[key]) for key in runs}
+    return {**timed, **failures}, min(peaks, key=lambda timing: timing.median) if runs else None
 
 
 def _products(setting: Setting) -> dict[str, Callable[[], object]]:
     """Return matrix products in the dtype and in float32, in which operators may compute whatever the dtype."""
     factor = torch.randn(PRODUCT_SIDE, PRODUCT_SIDE, device=setting.device)
-    dtypes = dict.fromkeys(("float32", setting.dtype))
-    return {f"{PRODUCT} {name}": _square(factor.to(DTYPES[name])) for name in dtypes}
+    return {name: _square(factor.to(DTYPES[name])) for name in dict.fromkeys(("float32", setting.dtype))}
 
 
 def _square(factor: torch.Tensor) -> Callable[[], object]:
     return lambda: factor @ factor
-
-
-def _product_gflops(peak: Timing) -> float:
-    return 2e-9 * PRODUCT_SIDE**3 / max(peak.median, 1e-12)
