@@ -53,6 +53,7 @@ def parts() -> list[Part]:
     return [
         Part("matrix product", lambda: big[0] @ big[1], 2 * 1024**3, 3 * 1024**2 * FLOAT),
         Part("copy", lambda: target.copy_(copied), 0, 2 * 2**26 * FLOAT),
+        Part("queries", lambda: right_factor(q, centre, scale), 0, (small + HEADS * TOKENS * width) * FLOAT),
         Part("distances", lambda: torch.matmul(left, right.mT, out=out), 2 * large * width, (large + small) * FLOAT),
         Part("exponential", lambda: torch.exp2(exponents, out=out), 0, 2 * large * FLOAT),
         Part("P v", lambda: kernel @ v, 2 * large * DIM, (large + small) * FLOAT),

@@ -2,9 +2,10 @@ import pytest
 import torch
 
 from softline.attention import create_attention
-from softline.attention.bands import wants_bands
+from softline.attention.bands import KEPT_BANDS, wants_bands
 from softline.layers.bands import shrunk_bands
 from softline.layers.local import LocalSum, ValueConv
+from softline.measure.counting import count_macs
 
 # bands of a few rows
 FEW = 2**11 / 2**22
@@ -29,18 +30,32 @@ def attention(case, dim=16, heads=2, **options):
     return module
 
 
+@pytest.mark.parametrize("share", [FEW, 4 * FEW], ids=["values-twice", "values-kept"])
 @pytest.mark.parametrize("case", CASES)
-def test_bands_give_what_all_tokens_at_once_give(case):
+def test_bands_give_what_all_tokens_at_once_give(case, share):
     module = attention(case).double()
     # far from zero, where sums of products would cancel
     x = torch.randn(2, GRID[0] * GRID[1], 16).double() + 3
     with torch.no_grad():
         assert not wants_bands(module, x)
         expected = module(x, GRID)
-        with shrunk_bands(FEW):
+        with shrunk_bands(share):
             assert wants_bands(module, x)
             found = module(x, GRID)
     assert torch.allclose(found, expected, rtol=1e-10, atol=1e-10 * expected.abs().max())
+
+
+def test_few_values_are_projected_once_and_many_twice():
+    module = attention("softpp").eval()
+    x = torch.randn(1, GRID[0] * GRID[1], 16)
+    projection = x.shape[1] * 16 * 16
+    with torch.no_grad():
+        whole = count_macs(lambda: module(x, GRID))
+        with shrunk_bands(x.numel() / KEPT_BANDS / 2**22):
+            kept = count_macs(lambda: module(x, GRID))
+        with shrunk_bands(x.numel() / (KEPT_BANDS + 1) / 2**22):
+            twice = count_macs(lambda: module(x, GRID))
+    assert kept - whole < 0.5 * projection < twice - kept
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

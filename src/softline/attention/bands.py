@@ -1,7 +1,8 @@
 """Attention of large images in evaluation, in bands of rows: one tensor of the image's size is made, the result.
 
 Attention that sums over all tokens needs them twice: to add them up, and to read its sums. Keys and values are
-projected where they are needed and not kept; the values are projected a second time for the local term.
+projected where they are needed and not kept; the values are projected a second time for the local term, unless they
+are few.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # inputs of less than so many bands are computed whole
 LEAST_BANDS = 2
+# values of up to so many bands are kept: projecting them twice takes a tenth of a layer's time
+KEPT_BANDS = 6
 # queries attended at once by attention that makes all keys and values: matrix products with fewer rows are slow
 QUERIES = 1024
 
@@ -83,16 +86,22 @@ def attend_in_bands(module: "MultiHeadAttention", x: Tensor, grid_size: GridSize
     mean = x.mean(1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
     assert module.operator.sums is not None, "`wants_bands` has asked"
     sums = module.operator.sums(module.core, queries, project(module, mean, -1), grid_size)
+    kept = local is not None and x.numel() <= KEPT_BANDS * band_numbers(x.device)
+    whole = project(module, x, -1) if kept else None
+
+    def values(place: slice) -> Tensor:
+        return project(module, x[:, place], -1) if whole is None else whole[:, :, place]
+
     for band in bands:
         place = _tokens(band.rows, width)
         keys = project(module, x[:, place], -2) if queries is None else queries[:, :, place]
-        sums.add(keys, project(module, x[:, place], -1))
+        sums.add(keys, values(place))
     kernels = None if local is None else local.kernels(context)
     for band in bands:
         place = _tokens(band.rows, width)
         attended = sums.read(project(module, x[:, place], 0) if queries is None else queries[:, :, place], x.dtype)
         if local is not None:
-            attended = _local_term(module, x, band, width, kernels) + attended
+            attended = _local_term(module, values(_tokens(band.around, width)), band, width, kernels) + attended
         out[:, place] = module.mixed(attended)
         # not kept while the next band is computed
         del attended
@@ -111,10 +120,9 @@ def attend_each_query(module: "MultiHeadAttention", x: Tensor) -> Tensor:
     return out
 
 
-def _local_term(module: "MultiHeadAttention", x: Tensor, band: Band, width: int, kernels: Any) -> Tensor:
-    """The local term of a band of tokens x [B, N, C]: [B, H, n, D]."""
+def _local_term(module: "MultiHeadAttention", values: Tensor, band: Band, width: int, kernels: Any) -> Tensor:
+    """The local term of a band of tokens [B, H, n, D]; values: of the tokens of `Band.around`."""
     local: Any = module.local
-    values = project(module, x[:, _tokens(band.around, width)], -1)
     near: Tensor = local.convolve(values, (band.around.stop - band.around.start, width), kernels)
     return near[:, :, _tokens(band.inside, width)]
 
