@@ -30,7 +30,7 @@ def attention(case, dim=16, heads=2, **options):
     return module
 
 
-@pytest.mark.parametrize("share", [FEW, 4 * FEW], ids=["values-twice", "values-kept"])
+@pytest.mark.parametrize("share", [FEW / 2, FEW], ids=["values-twice", "values-kept"])
 @pytest.mark.parametrize("case", CASES)
 def test_bands_give_what_all_tokens_at_once_give(case, share):
     module = attention(case).double()
@@ -50,12 +50,12 @@ def test_few_values_are_projected_once_and_many_twice():
     x = torch.randn(1, GRID[0] * GRID[1], 16)
     projection = x.shape[1] * 16 * 16
     with torch.no_grad():
-        whole = count_macs(lambda: module(x, GRID))
         with shrunk_bands(x.numel() / KEPT_BANDS / 2**22):
             kept = count_macs(lambda: module(x, GRID))
         with shrunk_bands(x.numel() / (KEPT_BANDS + 1) / 2**22):
             twice = count_macs(lambda: module(x, GRID))
-    assert kept - whole < 0.5 * projection < twice - kept
+    # those of rows around a band are projected with it
+    assert projection <= twice - kept < 2 * projection
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
