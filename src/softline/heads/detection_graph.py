@@ -157,7 +157,7 @@ def _pyramid(parts: Any, images: Tensor) -> list[Tensor]:
     if images.dim() != 4 or tuple(images.shape[:2]) != (1, 3):
         raise UserError(f"images must be one image [1, 3, H, W], got {list(images.shape)}")
     height, width = images.shape[-2:]
-    normal = parts.transform.normalize(images)
+    normal = parts.transform.normalize_whole(images)
     padded = F.pad(normal, (0, _whole_patches(width) - width, 0, _whole_patches(height) - height))
     return list(parts.backbone(PaddedImages(padded, [(padded.shape[-2], padded.shape[-1])])).values())
 

@@ -318,7 +318,11 @@ class ImageBatches(GeneralizedRCNNTransform):  # type: ignore[misc]
 
     def normalize(self, image: Tensor) -> Tensor:
         # in evaluation `resize` does it
-        return super().normalize(image) if self.training else image
+        return self.normalize_whole(image) if self.training else image
+
+    def normalize_whole(self, images: Tensor) -> Tensor:
+        """Normalise all channels of images [..., 3, H, W] with values in [0, 1] at once."""
+        return super().normalize(images)
 
     def _normalised(self, image: Tensor) -> Iterator[Tensor]:
         """Yield the channels [1, H, W] one at a time: as floating-point numbers an image has four times its bytes."""
