@@ -67,9 +67,15 @@ def return_memory() -> bool:
     Blocks of one size are kept for the next ones of that size. Where other sizes follow they do not fit, and the
     process would become larger by as much as is kept.
     """
-    if not 0 < _largest_kept < LARGEST_INT:
+    return 0 < _largest_kept < LARGEST_INT and trim()
+
+
+def trim() -> bool:
+    """Return all freed memory to the system; return whether the C library can."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if malloc_trim is None:
         return False
-    ctypes.CDLL(None).malloc_trim(0)
+    malloc_trim(0)
     return True
 
 

@@ -23,7 +23,7 @@ from softline.measure.cases import Case, Mode, Setting, prepare
 from softline.measure.counting import cuda_peak_bytes
 from softline.measure.failures import CASE_ERRORS, OUT_OF_MEMORY, failure_text
 from softline.measure.processes import starting_processes
-from softline.process import M_MMAP_THRESHOLD, set_allocator
+from softline.process import M_MMAP_THRESHOLD, set_allocator, trim
 
 SECONDS_TO_END = 10.0
 # glibc returns blocks of at least this many bytes to the system when they are freed
@@ -158,10 +158,8 @@ def _reset_peak() -> bool:
     gc.collect()
     if sys.platform != "linux":
         return False
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        # memory that glibc has freed but kept would hide as much growth
-        trim(0)
+    # memory that glibc has freed but kept would hide as much growth
+    trim()
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
