@@ -35,13 +35,13 @@ import json, os, sys
 from pathlib import Path
 from softline import process
 process.LOAD = Path({load!r})
-process.settle(largest=process.LARGEST_INT)
+process.settle(largest=None)
 print(json.dumps([os.environ.get("GOMP_SPINCOUNT"), process.chosen, "torch" in sys.modules]))
 """
 
 
 def python(code, **variables):
-    theirs = (*process.ALLOCATING, "OMP_", "GOMP_")
+    theirs = (*process.ALLOCATING, process.HUGE_PAGES, "OMP_", "GOMP_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
     done = subprocess.run([sys.executable, "-c", code], env={**clean, **variables}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -70,9 +70,60 @@ def test_threads_spin_briefly_unless_the_user_has_decided(tmp_path):
     assert python(idle, GOMP_SPINCOUNT="100") == ["100", {}, False]
 
 
-def test_a_setting_that_would_come_too_late_is_refused():
-    with pytest.raises(UserError, match="before torch is imported"):
+def test_a_setting_that_would_come_too_late_is_refused(monkeypatch, tmp_path):
+    with pytest.raises(UserError, match="before torch is imported, which reads GOMP_SPINCOUNT only once"):
         process.spin_briefly()
+    monkeypatch.delenv(process.HUGE_PAGES, raising=False)
+    monkeypatch.setattr(process, "PAGES_OFFERED", tmp_path / "enabled")
+    process.PAGES_OFFERED.write_text("always [madvise] never\n")
+    with pytest.raises(UserError, match="set THP_MEM_ALLOC_ENABLE=1 in the environment"):
+        process.use_huge_pages()
+
+
+HUGE = """
+import softline
+asked = softline.process.use_huge_pages()
+import torch
+held = torch.ones(2**24)
+rollup = open("/proc/self/smaps_rollup").read().split()
+print([int(asked), int(rollup[rollup.index("AnonHugePages:") + 1]) * 1024])
+"""
+
+
+@pytest.mark.skipif(not process._offers_huge_pages(), reason="a system without huge pages")
+def test_large_tensors_get_huge_pages():
+    asked, huge = python(HUGE)
+    # all of the 64 MB but the ends
+    assert asked
+    assert huge > 2**26 - 2**23
+    asked, huge = python(HUGE, THP_MEM_ALLOC_ENABLE="0")
+    assert not asked
+    assert huge < 2**23
+
+
+KEPT = """
+from pathlib import Path
+from softline import process
+process.PAGES_OFFERED = Path({pages!r})
+made = []
+process.keep_memory = lambda *, largest: made.append(largest)
+process.settle(largest=process.LARGEST_INT)
+print(made)
+"""
+
+
+def test_large_blocks_are_kept_only_where_there_are_no_huge_pages(tmp_path):
+    def kept(offered, **variables):
+        pages = tmp_path / "enabled"
+        pages.write_text(offered)
+        return python(KEPT.format(pages=str(pages)), **variables)
+
+    assert kept("always [madvise] never") == kept("[always] madvise never") == [process.INFERENCE_BLOCK]
+    assert kept("always madvise [never]") == [process.LARGEST_INT]
+    assert kept("always [madvise] never", THP_MEM_ALLOC_ENABLE="0") == [process.LARGEST_INT]
+    # torchrun's processes inherit what the first command has set
+    assert kept("always madvise [never]", THP_MEM_ALLOC_ENABLE="1") == [process.INFERENCE_BLOCK]
+    assert kept("always [madvise] never", MALLOC_TRIM_THRESHOLD_="1") == []
 
 
 def test_commands_make_the_settings_and_main_with_arguments_does_not(monkeypatch, capsys):

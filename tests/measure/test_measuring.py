@@ -110,16 +110,6 @@ def test_compiled_sizes_are_not_interleaved():
         list(measure([LayerCase("inline")], [32], setting=Setting(compiled=True), interleave=True))
 
 
-def test_interleaved_sizes_that_do_not_fit_together_are_refused_before_they_are_timed(monkeypatch):
-    monkeypatch.setattr("softline.measure.measuring.take_turns", lambda *_, **__: pytest.fail("timed"))
-    options = {"rounds": 1, "meter": lambda *_: Memory(2**30, 2**30), "interleaved_bytes": 3 * 2**29}
-    with pytest.raises(UserError, match=r"they need 2\.0 GiB together, and the limit is 1\.5; measure one size after"):
-        list(measure([LayerCase("inline")], [32, 64], interleave=True, **options))
-    # one after the other each of them fits
-    monkeypatch.undo()
-    assert len(list(measure([LayerCase("inline")], [32, 64], **options))) == 2
-
-
 def test_memory_is_returned_between_sizes_but_not_within_their_rounds(monkeypatch):
     calls = []
     monkeypatch.setattr("softline.measure.measuring.trim", lambda: calls.append("trim"))

@@ -190,7 +190,7 @@ def _add_common(parser: Parser, *, mode: str) -> None:
         "--interleave",
         action="store_true",
         help="time all sizes and modes in the same rounds, so that a machine whose speed varies does not distort "
-        "growth; the memory of all of them has to fit, and times are known at the end",
+        "growth; times are known at the end",
     )
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory, and start no processes")
     _add_machine(parser, mode=mode)
@@ -446,7 +446,6 @@ def _measure(
             meter=meter,
             baseline=options.baseline,
             interleave=getattr(options, "interleave", False),
-            interleaved_bytes=None if meter is None else meter.limit,
             hear=hear,
         ):
             results.end_group(group)

@@ -1,6 +1,6 @@
 """Measure cases: memory in a process of its own for each, time in turns with a matrix product as the reference."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -90,7 +90,6 @@ def measure(
     meter: Meter | None = None,
     baseline: str | None = None,
     interleave: bool = False,
-    interleaved_bytes: int | None = None,
     hear: Callable[[Row], None] = lambda row: None,
 ) -> Iterator[Group]:
     """Measure all cases at every size in every mode, smallest size first.
@@ -101,9 +100,8 @@ def measure(
     meter: measures memory; None does not.
     baseline: the case that speeds are compared with; defaults to the first.
     interleave: all sizes and modes take turns in the same rounds instead of one after the other, so that a machine
-        whose speed varies does not distort growth. The allocator may keep the memory of each until the last round, and
-        no group is known before all.
-    interleaved_bytes: most memory that interleaved cases may need together; more is refused before they are timed.
+        whose speed varies does not distort growth. No group is known before all, and an allocator that keeps large
+        blocks keeps those of every size.
     hear: receives each row as soon as its memory is known, and again when its time is.
     """
     if interleave and setting.compiled:
@@ -120,8 +118,6 @@ def measure(
                 row = row if meter is None else _with_memory(row, meter(case, size, mode, setting))
                 rows[case.name, size, mode] = row
                 hear(row)
-        if interleave and interleaved_bytes is not None:
-            _check_together(rows.values(), interleaved_bytes)
         peak = None
         if rounds:
             wanted = [(case, pair) for pair in part for case in cases if rows[case.name, *pair].failure is None]
@@ -135,15 +131,6 @@ def measure(
             yield Group(*pair, tuple(rows[case.name, *pair] for case in cases), gflops)
         # blocks of this size seldom fit the next one, and would add up
         trim()
-
-
-def _check_together(rows: Iterable[Row], most: int) -> None:
-    together = sum(row.peak_bytes or 0 for row in rows)
-    if together > most:
-        raise UserError(
-            f"interleaved cases keep their memory until the last round: they need {together / 2**30:.1f} GiB together, "
-            f"and the limit is {most / 2**30:.1f}; measure one size after the other, or fewer sizes"
-        )
 
 
 def _with_memory(row: Row, memory: Memory | str) -> Row:

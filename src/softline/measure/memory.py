@@ -28,7 +28,8 @@ from softline.process import M_MMAP_THRESHOLD, set_allocator, trim
 SECONDS_TO_END = 10.0
 # glibc returns blocks of at least this many bytes to the system when they are freed
 MMAP_THRESHOLD = 128 * 2**10
-PR_SET_PDEATHSIG = 1
+# what Linux's prctl sets
+PR_SET_PDEATHSIG, PR_SET_THP_DISABLE = 1, 41
 
 
 class Memory(NamedTuple):
@@ -170,6 +171,9 @@ def _reset_peak() -> bool:
 def _return_freed_at_once() -> None:
     """Make glibc return freed memory at once, so that the peak does not contain what it keeps for later."""
     set_allocator(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
+    if sys.platform == "linux":
+        # a huge page would count as a whole for the few kilobytes at the end of a tensor
+        ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def _die_with_parent() -> None:
