@@ -176,6 +176,21 @@ def test_autograd_differentiates_the_iterations_and_the_start(start):
     assert (paper - expected).norm() > 0.1 * expected.norm()
 
 
+@pytest.mark.parametrize("alpha", [1e-3, 0.4, 1.99, 2.0])
+@pytest.mark.parametrize("iterations", [1, 4, 20])
+def test_a_single_landmark_is_inverted_by_the_same_steps(alpha, iterations):
+    A = torch.tensor([1.0, 0.3, 0.0], dtype=torch.float64).reshape(3, 1, 1).requires_grad_()
+    X = alpha * A
+    for _ in range(iterations):
+        X = 2 * X - X * A * X
+    start = torch.full((1, 1, 1), alpha, dtype=A.dtype)
+    actual = newton_inverse(A, iterations=iterations, start=start, gradient="autograd").inverse
+    torch.testing.assert_close(actual, X, rtol=1e-12, atol=1e-12)
+    (expected,) = torch.autograd.grad(X[:2].sum(), A)
+    (gradient,) = torch.autograd.grad(actual[:2].sum(), A)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_the_start_may_be_a_number():
     A = gram(20, 0.4, seed=1, batch=(2, 3))
     alpha = torch.tensor(0.01, dtype=A.dtype).reshape(1, 1, 1, 1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from softline.checks import check_integer, check_option
 from softline.errors import UserError
-from softline.ops.chunks import is_exported
+from softline.ops.chunks import is_exported, of_any_size
 from softline.ops.inputs import divide, widen, without_autocast
 
 NewtonStart = Literal["norm", "halving"]
@@ -97,7 +97,11 @@ def newton_iterate(
 
 def _iterate(A: Tensor, iterations: int, start: NewtonStart | Tensor) -> Tensor:
     inverse, negative, norm = _begin(A, start)
-    if is_exported():
+    if not of_any_size(A.shape[-1]) and A.shape[-1] == 1:
+        # the closed form of a single eigenvalue; E = 1 - A A_0 is squared in every step
+        remainder = (1 + negative * inverse) ** 2.0**iterations
+        inverse = divide(1 - remainder, -negative)
+    elif is_exported():
         # A_{k-1} (2 I - A A_{k-1}), in three steps of a graph
         twice = 2 * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
         for _ in range(iterations):
@@ -130,9 +134,9 @@ class _OneStepInverse(torch.autograd.Function):
 def _begin(A: Tensor, start: NewtonStart | Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A_0 and -A of A / ||A||_1, whose batch dimensions are flattened to one [B, m, m], and ||A||_1 [..., 1, 1]."""
     # the scale only changes the range of the numbers
-    norm = one_norm(A).detach()
+    norm = one_norm(A)
     scaled = A / norm
-    alpha = start.to(A.dtype) * norm.square() if isinstance(start, Tensor) else newton_alpha(scaled, start)
+    alpha = start.to(A.dtype) * norm.square() if isinstance(start, Tensor) else _alpha_of_unit(scaled, start)
     return (alpha * scaled).reshape(-1, *A.shape[-2:]), -scaled.reshape(-1, *A.shape[-2:]), norm
 
 
@@ -173,9 +177,14 @@ def one_norm(A: Tensor) -> Tensor:
 
 def newton_alpha(A: Tensor, start: NewtonStart) -> Tensor:
     """The initial factor alpha [..., 1, 1] of each matrix in A [..., m, m]."""
-    square = one_norm(A).square()
-    on_the_edge = (A @ A).abs().sum(-2, keepdim=True).amax(-1, keepdim=True) > EDGE * square
-    alpha = torch.where(on_the_edge, 1, 2) / square
+    norm = one_norm(A)
+    return _alpha_of_unit(A / norm, start) / norm.square()
+
+
+def _alpha_of_unit(A: Tensor, start: NewtonStart) -> Tensor:
+    """`newton_alpha` of matrices with ||A||_1 = 1."""
+    on_the_edge = (A @ A).abs().sum(-2, keepdim=True).amax(-1, keepdim=True) > EDGE
+    alpha = 2 - on_the_edge.to(A.dtype)
     return alpha if start == "norm" else halve(alpha, A)
 
 
