@@ -101,29 +101,30 @@ def test_large_tensors_get_huge_pages():
     assert huge < 2**23
 
 
-KEPT = """
+SETTLED = """
+import json, os
 from pathlib import Path
 from softline import process
 process.PAGES_OFFERED = Path({pages!r})
 made = []
 process.keep_memory = lambda *, largest: made.append(largest)
-process.settle(largest=process.LARGEST_INT)
-print(made)
+process.settle(largest={largest})
+print(json.dumps([*made, os.environ.get(process.HUGE_PAGES)]))
 """
 
 
-def test_large_blocks_are_kept_only_where_there_are_no_huge_pages(tmp_path):
-    def kept(offered, **variables):
+def test_commands_that_keep_everything_ask_for_huge_pages_unless_the_user_has_decided(tmp_path):
+    def settled(offered, largest=process.LARGEST_INT, **variables):
         pages = tmp_path / "enabled"
         pages.write_text(offered)
-        return python(KEPT.format(pages=str(pages)), **variables)
+        return python(SETTLED.format(pages=str(pages), largest=largest), **variables)
 
-    assert kept("always [madvise] never") == kept("[always] madvise never") == [process.INFERENCE_BLOCK]
-    assert kept("always madvise [never]") == [process.LARGEST_INT]
-    assert kept("always [madvise] never", THP_MEM_ALLOC_ENABLE="0") == [process.LARGEST_INT]
-    # torchrun's processes inherit what the first command has set
-    assert kept("always madvise [never]", THP_MEM_ALLOC_ENABLE="1") == [process.INFERENCE_BLOCK]
-    assert kept("always [madvise] never", MALLOC_TRIM_THRESHOLD_="1") == []
+    everything = process.LARGEST_INT
+    assert settled("always [madvise] never") == settled("[always] madvise never") == [everything, "1"]
+    assert settled("always madvise [never]") == [everything, None]
+    assert settled("always [madvise] never", THP_MEM_ALLOC_ENABLE="0") == [everything, "0"]
+    assert settled("always [madvise] never", MALLOC_TRIM_THRESHOLD_="1") == [None]
+    assert settled("always [madvise] never", process.INFERENCE_BLOCK) == [process.INFERENCE_BLOCK, None]
 
 
 def test_commands_make_the_settings_and_main_with_arguments_does_not(monkeypatch, capsys):

@@ -6,7 +6,7 @@ A block between ``<!-- speed: NAME TABLE -->`` and ``<!-- /speed -->`` becomes t
     time     milliseconds and the speed-up over the baseline (the default)
     growth   fitted exponents and the growth from each size to the next
     memory   peak MiB at each size, its slope and its exponent
-    roofline parts of an operator, measured by tools/roofline_soft.py: operations and bytes per second
+    roofline parts of an operator or a model, measured by tools/roofline_*.py: operations and bytes per second
     dense    whole segmenters or detectors, measured by tools/measure_dense_models.py: seconds and peak MiB
 
 Without arguments, README.md and every page under docs/ are updated. With --check nothing is written: the exit code is 1

@@ -13,7 +13,7 @@ def test_models_are_described_without_computing_them():
     card = describe("softpp_micro")
     assert (card.image_size, card.reported_top1, card.reported_gmacs) == (32, None, None)
     assert 0.7e6 < card.parameters < 0.8e6
-    assert 1e7 < card.macs < 2e7
+    assert 5e6 < card.macs < 1e7
     assert set(REPORTED_GMACS) <= set(REPORTED_TOP1) < set(MODEL_NAMES)
 
 
