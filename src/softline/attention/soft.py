@@ -19,7 +19,7 @@ from softline.checks import check_option
 from softline.layers.grid import GridSize
 from softline.layers.landmarks import LandmarkPlan, MaxLandmarks, Sampling, create_landmarks
 from softline.layers.local import ValueConv
-from softline.ops.inputs import Impl, saturate
+from softline.ops.inputs import Impl
 from softline.ops.newton import NewtonGradient
 from softline.ops.soft import ITERATIONS, Inverse, Inversion, SoftStart, check_inverse
 
@@ -43,8 +43,6 @@ class SoftCore(nn.Module):
         cells = None
         if self.options["normalize"]:
             cells = cast(LandmarkPlan, self.landmarks.plan).cells_each(grid_size, spatial_mask, q.device)
-        # |D^(-1/4) q - l|^2 = D^(-1/2) |q - D^(1/4) l|^2: scaling the few landmarks is cheaper than the many queries
-        landmarks = saturate(landmarks * q.shape[-1] ** 0.25, q.dtype)
         given = {"q": q, "landmarks": landmarks, "landmark_mask": landmark_mask, "cells": cells}
         return {**given, **self.options}
 
@@ -87,6 +85,7 @@ def soft(
     check_inverse(Inversion(normalize, inverse, iterations, start, gradient, ridge))
     check_option("impl", impl, get_args(Impl))
     head_dim = dim // num_heads
+    # |D^(-1/4) q - l|^2 = D^(-1/2) |q - D^(1/4) l|^2: scaling the few landmarks is cheaper than the many queries
     landmarks = create_landmarks(sampling, head_dim, ratio=ratio, max_landmarks=max_landmarks, scale=head_dim**-0.25)
     core = SoftCore(
         landmarks,

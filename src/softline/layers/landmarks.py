@@ -25,7 +25,7 @@ from softline.errors import UserError
 from softline.layers.bands import for_each_band
 from softline.layers.grid import GridSize, always, as_pair, pad_to_whole, spatial_map, spatial_tokens
 from softline.ops.chunks import is_traced, of_any_size
-from softline.ops.inputs import hide, saturate, widen, without_autocast
+from softline.ops.inputs import hide, narrow, saturate, widen, without_autocast
 
 Sampling = Literal["conv", "avgpool", "random", "biased"]
 MaxLandmarks = int | GridSize | Literal["ratio"] | None
@@ -49,7 +49,7 @@ def create_landmarks(
     ratio: side of a cell in tokens, or (rows, columns).
     max_landmarks: maximum rows and columns of the landmark grid, an int for both; "ratio" is the paper's fixed ratio,
         and so is None, which timm does not pass on to its models.
-    scale: return the landmarks of scale * q without computing that product.
+    scale: "conv" convolves scale * q, and its landmarks are divided by scale; the others do not depend on it.
 
     The landmark mask is bool [B, m], or None without a key mask.
     """
@@ -58,8 +58,8 @@ def create_landmarks(
     if sampling == "conv":
         return ConvLandmarks(head_dim, plan, scale)
     if sampling == "avgpool":
-        return PooledLandmarks(plan, scale)
-    return TokenLandmarks(plan, scale, random=sampling == "random")
+        return PooledLandmarks(plan)
+    return TokenLandmarks(plan, random=sampling == "random")
 
 
 def landmark_cap(max_landmarks: MaxLandmarks) -> GridSize | None:
@@ -105,12 +105,12 @@ class LandmarkPlan:
         return cells if self.cap is None else cells.clamp(max=self.cap[axis])
 
     def cells_each(self, grid_size: GridSize, key_mask: Tensor | None, device: torch.device) -> Tensor | None:
-        """Mean number of cells per landmark: [1], or [B] with a mask; None without a cap, where it is always 1."""
+        """Mean number of cells per landmark: [1], or [B] with a mask; None if it is known to be 1."""
         if self.cap is None:
             return None
         if key_mask is None and not is_traced():
             cells, landmarks = (math.prod(map(count, grid_size, (0, 1))) for count in (self.cells, self.landmarks))
-            return torch.full((1,), cells / landmarks, device=device)
+            return None if cells == landmarks else torch.full((1,), cells / landmarks, device=device)
         if key_mask is None:
             extents = tuple(torch.full((1,), tokens, device=device) for tokens in grid_size)
         else:
@@ -218,7 +218,7 @@ class ConvLandmarks(nn.Module):
         landmarks = spatial_tokens(means, q.shape[1]).to(self.norm.weight.dtype)
         # flattened, because torch traces LayerNorm's gradient with wrong strides otherwise
         flat = F.gelu(self.norm(landmarks.flatten(0, 2)))
-        return flat.unflatten(0, landmarks.shape[:3]).to(q.dtype), mask
+        return narrow(flat.unflatten(0, landmarks.shape[:3]) / self.scale, q.dtype), mask
 
     def extra_repr(self) -> str:
         return repr(self.plan)
@@ -227,10 +227,9 @@ class ConvLandmarks(nn.Module):
 class PooledLandmarks(nn.Module):
     """Mean of the real tokens of each bin."""
 
-    def __init__(self, plan: LandmarkPlan, scale: float = 1.0) -> None:
+    def __init__(self, plan: LandmarkPlan) -> None:
         super().__init__()
         self.plan = plan
-        self.scale = scale
 
     def forward(self, q: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Landmarks:
         self.plan.check(grid_size)
@@ -243,7 +242,7 @@ class PooledLandmarks(nn.Module):
         elif not self.plan.has_whole_cells(grid_size):
             filled = self._pool(cells.new_ones(1, 1, *grid_size))[:, 0]
         means, mask = self.plan.means(cells, filled, grid_size, real)
-        return self.scale * spatial_tokens(means, q.shape[1]).to(q.dtype), mask
+        return spatial_tokens(means, q.shape[1]).to(q.dtype), mask
 
     def _pool(self, maps: Tensor) -> Tensor:
         if self.plan.ratio == (1, 1):
@@ -257,10 +256,9 @@ class PooledLandmarks(nn.Module):
 class TokenLandmarks(nn.Module):
     """A subset of the tokens: random ones, or the first ones."""
 
-    def __init__(self, plan: LandmarkPlan, scale: float = 1.0, *, random: bool) -> None:
+    def __init__(self, plan: LandmarkPlan, *, random: bool) -> None:
         super().__init__()
         self.plan = plan
-        self.scale = scale
         self.random = random
 
     def forward(self, q: Tensor, grid_size: GridSize, key_mask: Tensor | None = None) -> Landmarks:
@@ -268,12 +266,12 @@ class TokenLandmarks(nn.Module):
         most = self.plan.landmarks(grid_size[0], 0) * self.plan.landmarks(grid_size[1], 1)
         turn = self._turn(grid_size, q.device).expand(q.shape[0], -1)  # [B, N]
         if key_mask is None:
-            return self.scale * _select(q, turn.argsort(stable=True, dim=-1)[:, :most]), None
+            return _select(q, turn.argsort(stable=True, dim=-1)[:, :most]), None
         turn = turn.masked_fill(~key_mask, torch.iinfo(turn.dtype).max)
         rows, columns = _extents(key_mask.unflatten(-1, grid_size))
         count = self.plan.landmarks_of(rows, 0) * self.plan.landmarks_of(columns, 1)
         mask = torch.arange(most, device=q.device) < torch.minimum(count, key_mask.sum(-1))[:, None]
-        return hide(self.scale * _select(q, turn.argsort(stable=True, dim=-1)[:, :most]), mask), mask
+        return hide(_select(q, turn.argsort(stable=True, dim=-1)[:, :most]), mask), mask
 
     def _turn(self, grid_size: GridSize, device: torch.device) -> Tensor:
         """Order in which tokens are chosen, lowest first [N]."""
