@@ -5,6 +5,9 @@ from softline.analysis.newton import landmark_matrix, soft_layers
 from softline.analysis.spectrum import Norms, Spectrum, growing_sizes, landmark_sizes, plot_spectrum, spectrum
 from tests.analysis.conftest import make_subject
 
+# landmark cells of one token in every stage
+EACH_TOKEN = (1, 1, 1, 1)
+
 
 def test_eigenvalues_are_those_of_the_landmark_kernel(pictures):
     subject = make_subject()
@@ -19,7 +22,7 @@ def test_eigenvalues_are_those_of_the_landmark_kernel(pictures):
 
 @torch.no_grad()
 def test_norms_are_those_of_the_matrices_themselves(pictures):
-    subject = make_subject("soft", attention_options={"max_landmarks": None})
+    subject = make_subject("soft", ratios=EACH_TOKEN, attention_options={"max_landmarks": None})
     (norms,) = spectrum(subject, pictures[:1], sizes=[40]).norms
     layer = soft_layers(subject)[0]
     (given,), _ = subject.look(subject.prepare(pictures[0].image, 40)[None], [layer])
@@ -46,7 +49,7 @@ def test_the_normalised_attention_is_that_of_softpp(pictures):
 
 
 def test_landmarks_grow_with_the_image_although_the_layer_has_a_cap(pictures):
-    found = spectrum(make_subject(), pictures[:1], sizes=[32, 48])
+    found = spectrum(make_subject(ratios=EACH_TOKEN), pictures[:1], sizes=[32, 48])
     assert [norm.landmarks for norm in found.norms] == [8 * 8, 12 * 12]
     assert len(found.eigenvalues[0].mean) == 7 * 7
 
@@ -58,7 +61,7 @@ def test_images_grow_by_whole_cells():
 
 
 def test_landmarks_decide_the_size_of_the_image(pictures):
-    subject = make_subject()
+    subject = make_subject(ratios=EACH_TOKEN)
     assert landmark_sizes(subject, [200, 64, 1024]) == {64: (32, 32), 200: (40, 80), 1024: (128, 128)}
     assert landmark_sizes(make_subject(name="softpp_tiny"), [800]) == {800: (25 * 32, 32 * 32)}
     # the numbers of landmarks in the paper's Fig. 6

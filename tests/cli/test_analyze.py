@@ -100,7 +100,7 @@ def test_spectrum_is_drawn_for_numbers_of_landmarks(tmp_path, capsys):
     code, _, _ = analyze(capsys, "spectrum", "soft_micro", *options, "--output", tmp_path)
     assert code == 0
     found = json.loads((tmp_path / "spectrum.json").read_text())["models"]["soft_micro"]
-    assert [(norm["landmarks"], norm["image_size"]) for norm in found["norms"]] == [(50, [20, 40]), (100, [40, 40])]
+    assert [(norm["landmarks"], norm["image_size"]) for norm in found["norms"]] == [(50, [40, 80]), (100, [80, 80])]
     assert len(found["eigenvalues"][0]["mean"]) == 100
     assert found["norms"][0]["samples"]["inverse"] == [found["norms"][0]["inverse"]]
 

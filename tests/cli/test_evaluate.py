@@ -39,7 +39,7 @@ def test_sizes_are_rows_of_a_table_and_of_json(evaluate, trained, tmp_path):
 
 
 def test_landmarks_at_a_fixed_ratio_change_only_images_with_more_cells_than_the_cap(evaluate, tmp_path):
-    """At 28 pixels the first stage has 7 x 7 tokens, at 64 pixels 16 x 16: more than 7 x 7."""
+    """At 32 pixels the first stage has 4 x 4 cells, at 128 pixels 16 x 16: more than 7 x 7."""
     model = timm.create_model("soft_micro", num_classes=2)
     for name, parameter in model.named_parameters():
         # far from uniform attention
@@ -48,7 +48,7 @@ def test_landmarks_at_a_fixed_ratio_change_only_images_with_more_cells_than_the_
     rows = []
     for further in ((), ("--uncapped",)):
         written = ("--json", tmp_path / "rows.json")
-        assert evaluate("--sizes", "28,64", *written, *further, checkpoint=tmp_path / "saved")[0] == 0
+        assert evaluate("--sizes", "32,128", *written, *further, checkpoint=tmp_path / "saved")[0] == 0
         rows.append([row["metrics"]["loss"] for row in json.loads((tmp_path / "rows.json").read_text())["rows"]])
     (capped, capped_large), (uncapped, uncapped_large) = rows
     assert capped == pytest.approx(uncapped, rel=1e-5)

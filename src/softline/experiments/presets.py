@@ -194,7 +194,11 @@ BOTTLENECK_PRESET = Preset(
     "bottleneck",
     "How many landmarks SOFT++ takes",
     "Table 9 of the SOFT paper",
-    tuple(attention_variant("softpp", label=f"{side}x{side}", max_landmarks=side) for side in (3, 4, 5, 6, 7)),
+    # one landmark per token where the cap allows it
+    tuple(
+        model_variant(f"{side}x{side}", attention="softpp", max_landmarks=side, ratios=[1, 1, 1, 1])
+        for side in (3, 4, 5, 6, 7)
+    ),
     paper=tuple(
         model_variant(str(count), printed=Printed(top1, gmacs=gmacs), landmarks=count)
         for count, gmacs, top1 in ((36, 1.9, 80.5), (49, 1.9, 80.9), (64, 2.0, 80.9), (81, 2.1, 80.4))
