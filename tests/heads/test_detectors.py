@@ -71,6 +71,13 @@ def batch(*counts, sizes=((100, 150), (128, 96)), **options):
     return images, [target(*size, count, **options) for size, count in zip(sizes, counts, strict=True)]
 
 
+def detect(detector, images):
+    """What a detector finds in each image, masks as one tensor."""
+    with torch.no_grad():
+        results = detector(images)
+    return [{name: value.whole() if name == "masks" else value for name, value in each.items()} for each in results]
+
+
 def give_biases(detector):
     """As after training; fresh ones are 0, which hides what padding does."""
     for name, parameter in detector.named_parameters():
@@ -137,9 +144,7 @@ def test_a_few_steps_lower_the_loss(build):
 def test_detections_are_in_the_images_own_pixels_with_labels_from_0(build):
     detector = small(build, score_threshold=0.0, detections_per_image=200).eval()
     images = [photo(41, 300), photo(300, 200)]
-    with torch.no_grad():
-        found = detector(images)
-    for image, result in zip(images, found, strict=True):
+    for image, result in zip(images, detect(detector, images), strict=True):
         height, width = image.shape[1:]
         assert result["boxes"].shape == (200, 4)
         assert (result["boxes"] >= 0).all()
@@ -150,8 +155,7 @@ def test_detections_are_in_the_images_own_pixels_with_labels_from_0(build):
         assert (result["scores"].diff() <= 0).all()
         assert ("masks" in result) == detector.masks
         if detector.masks:
-            assert result["masks"].shape == (200, height, width)
-            assert result["masks"].dtype == torch.bool
+            assert (result["masks"].shape, result["masks"].dtype) == ((200, height, width), torch.bool)
 
 
 @pytest.mark.parametrize("build", BUILDERS)
@@ -184,11 +188,9 @@ def test_detections_do_not_depend_on_neighbours(build):
     detector = small(build, score_threshold=0.0, detections_per_image=30).eval()
     give_biases(detector)
     images = [photo(60, 100), photo(200, 90), photo(96, 96)]
-    with torch.no_grad():
-        together = detector(images)
-        for image, result in zip(images, together, strict=True):
-            alone = detector([image])[0]
-            assert all(torch.equal(result[name], alone[name]) for name in alone)
+    for image, result in zip(images, detect(detector, images), strict=True):
+        (alone,) = detect(detector, [image])
+        assert all(torch.equal(result[name], alone[name]) for name in alone)
 
 
 @pytest.mark.parametrize("build", BUILDERS)
@@ -298,8 +300,12 @@ def test_masks_are_pasted_as_torchvision_pastes_them(count):
     (expected,) = GeneralizedRCNNTransform.postprocess(transform, [dict(found)], *shapes)
     (result,) = transform.postprocess([dict(found)], *shapes)
     assert torch.equal(result["boxes"], expected["boxes"])
-    assert result["masks"].dtype == torch.bool
-    assert torch.equal(result["masks"], expected["masks"][:, 0] >= 0.5)
+    masks = result["masks"]
+    assert masks.whole().dtype == torch.bool
+    assert torch.equal(masks.whole(), expected["masks"][:, 0] >= 0.5)
+    assert len(masks) == len(list(masks)) == count
+    for one, mask in zip(masks, expected["masks"], strict=True):
+        assert torch.equal(one, mask[0] >= 0.5)
 
 
 @pytest.mark.parametrize("build", BUILDERS)
@@ -308,10 +314,9 @@ def test_a_higher_threshold_finds_the_surest_of_the_same_objects(build):
         pytest.skip("RetinaNet of torchvision 0.25 finds some other boxes with a higher threshold")
     detector = small(build, score_threshold=0.0, detections_per_image=20).eval()
     image = photo(100, 150)
-    with torch.no_grad():
-        (before,) = detector([image])
-        detector.score_threshold = before["scores"][7].item()
-        (after,) = detector([image])
+    (before,) = detect(detector, [image])
+    detector.score_threshold = before["scores"][7].item()
+    (after,) = detect(detector, [image])
     sure = before["scores"] > detector.score_threshold
     assert 0 < sure.sum() < 20
     for name, value in after.items():
@@ -369,11 +374,10 @@ def test_copies_and_saved_weights_find_the_same(build):
     loaded = small(build, score_threshold=0.0, detections_per_image=10)
     nn.init.normal_(next(loaded.parameters()))
     loaded.load_state_dict(torch.load(file, weights_only=True))
-    with torch.no_grad():
-        found = detector.eval()(images)
-        for other in (copy.deepcopy(detector), loaded.eval()):
-            for expected, actual in zip(found, other(images), strict=True):
-                assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    found = detect(detector.eval(), images)
+    for other in (copy.deepcopy(detector), loaded.eval()):
+        for expected, actual in zip(found, detect(other, images), strict=True):
+            assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
 @pytest.mark.parametrize("build", BUILDERS)

@@ -6,13 +6,16 @@ import json
 import numpy as np
 import pytest
 import torch
+from faster_coco_eval.core.mask import decode
 from PIL import Image
 from torch import nn
 
 from softline.engine.reading import parse_recipe
 from softline.engine.task import definition_of
 from softline.errors import UserError
+from softline.heads.masks import ObjectMasks
 from softline.layers.bands import shrunk_bands
+from softline.tasks.detection.metrics import CocoMetrics
 from tests.engine.small import RECIPE
 from tests.tasks.small_dense import DETECTION, SEGMENTATION, dense_recipe
 
@@ -163,6 +166,20 @@ def test_objects_have_names_and_masks_of_the_images_size(models, images):
     assert [each["class"] for each in objects] == result.names
     assert all(each["mask"]["size"] == [36, 52] for each in objects)
     assert models["boxes"].predict(images[1], score=0.0).masks is None
+
+
+def test_masks_are_drawn_written_and_counted_one_at_a_time(models, images, monkeypatch):
+    result = models["masks"].predict(images[1], score=0.0)
+    masks, drawn = result.masks, result.draw()
+    monkeypatch.delattr(ObjectMasks, "whole")
+    assert drawn.tobytes() == result.draw().tobytes()
+    objects = result.to_dict()["objects"]
+    assert [decode(each["mask"]).sum() for each in objects] == masks.sum((1, 2)).tolist()
+    metrics, crowd = CocoMetrics(masks=True), torch.zeros(len(masks), dtype=torch.int64)
+    found = {"boxes": result.boxes, "labels": result.labels, "scores": result.scores, "masks": result.object_masks}
+    target = {**found, "masks": masks, "iscrowd": crowd, "area": masks.sum((1, 2)), "image_id": torch.tensor(1)}
+    metrics.update([found], [target])
+    assert metrics.compute()["mask_AP"] == 1
 
 
 def test_label_maps_have_the_images_size_and_the_shares_of_the_classes(models, images):

@@ -14,7 +14,7 @@ Differences from torchvision's own detectors:
 - Regions are pooled at the strides of the pyramid. torchvision infers them once, from the first batch, by rounding.
 - Under autocast, outputs and anchors are float32: in bfloat16, coordinates above 512 are multiples of 4.
 - Images are downscaled with antialiasing, as in training.
-- Masks are pasted into the image one by one, as bool: 100 of them as probabilities need 9.6 GB at 24 megapixels.
+- Masks are bool, and pasted into the image one at a time: see `softline.heads.masks`.
 - torchvision has no cascade: see `softline.heads.cascade`.
 """
 
@@ -32,7 +32,6 @@ from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHe
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.retinanet import RetinaNetHead
-from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool, LastLevelP6P7
@@ -43,6 +42,7 @@ from softline.checks import check_at_least, check_integer, check_range
 from softline.errors import UserError
 from softline.heads.cascade import STAGES, CascadeHeads, box_head
 from softline.heads.features import STRIDES, StageMaps
+from softline.heads.masks import ObjectMasks
 from softline.layers.grid import pad_to_whole
 
 ANCHOR_SIZES = (32, 64, 128, 256, 512)
@@ -102,7 +102,7 @@ class Detector(nn.Module):
         torchvision, positions in the padding are trained as background.
 
         In evaluation images are resized, and the result is a dict per image, in pixels of that image: boxes [n, 4],
-        labels [n], scores [n] in descending order and, if the detector predicts masks, masks [n, H, W] bool.
+        labels [n], scores [n] in descending order and, if the detector predicts masks, masks, which are `ObjectMasks`.
         """
         if not self.training:
             return [self._found(self.detector([image])[0]) for image in images]
@@ -338,7 +338,7 @@ class ImageBatches(GeneralizedRCNNTransform):  # type: ignore[misc]
     def postprocess(
         self, result: list[Target], image_shapes: list[tuple[int, int]], original_image_sizes: list[tuple[int, int]]
     ) -> list[Target]:
-        """Map boxes and masks to the pixels of the original images; masks [n, H, W] bool."""
+        """Map boxes and masks to the pixels of the original images; the masks are `ObjectMasks`."""
         if self.training:
             return result
         # probabilities [n, 1, 28, 28], which torchvision would paste all at once
@@ -346,16 +346,8 @@ class ImageBatches(GeneralizedRCNNTransform):  # type: ignore[misc]
         result = super().postprocess(result, image_shapes, original_image_sizes)
         for found, masks, size in zip(result, cut_outs, original_image_sizes, strict=True):
             if masks is not None:
-                found["masks"] = _paste(masks, found["boxes"], size)
+                found["masks"] = ObjectMasks(masks, found["boxes"], size)
         return result
-
-
-def _paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Paste probabilities [n, 1, S, S] inside boxes [n, 4] into the image: [n, H, W] bool."""
-    pasted = torch.empty(len(masks), *size, dtype=torch.bool, device=masks.device)
-    for place in range(len(masks)):
-        pasted[place] = paste_masks_in_image(masks[place, None], boxes[place, None], size)[0, 0] >= 0.5
-    return pasted
 
 
 class StridedAnchors(AnchorGenerator):  # type: ignore[misc]

@@ -1,12 +1,16 @@
 """What pictures of predictions have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 # opacity of a colour that covers a pixel
 OPACITY = 0.55
+# rows that are coloured at once: as floating-point numbers a whole photograph would take a gigabyte
+BAND = 256
 # colours of a bar and of the ground that it grows on
 BAR, GROUND = (11, 110, 153), (232, 232, 232)
 MOST_BARS = 10
@@ -15,6 +19,17 @@ MOST_BARS = 10
 def pillow_font(size: int) -> Any:
     """Return Pillow's own font at a size in pixels."""
     return ImageFont.load_default(size)
+
+
+def cover(pixels: NDArray[np.uint8], colours: Callable[[slice], NDArray[np.uint8]]) -> None:
+    """Cover an image [H, W, 3] with colours that it shines through, in place.
+
+    colours: returns the colours [rows, W, 3] of a band of rows.
+    """
+    for first in range(0, len(pixels), BAND):
+        rows = slice(first, first + BAND)
+        covered = (1 - OPACITY) * pixels[rows].astype(np.float32) + OPACITY * colours(rows)
+        pixels[rows] = covered.round()
 
 
 def beside(left: Image.Image, right: Image.Image) -> Image.Image:

@@ -4,34 +4,41 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
-from torchvision.utils import draw_segmentation_masks
 
-from softline.tasks.drawing import OPACITY, pillow_font
+from softline.heads.masks import ObjectMasks
+from softline.tasks.drawing import cover, pillow_font
 
 # length of an image's long side for which text and lines have their usual size
 USUAL_SIDE = 640
 
 
 def draw_detections(
-    image: Image.Image, found: dict[str, Tensor], classes: Sequence[str], colours: NDArray[np.uint8]
+    image: Image.Image,
+    found: dict[str, Tensor],
+    classes: Sequence[str],
+    colours: NDArray[np.uint8],
+    *,
+    masks: ObjectMasks | None = None,
 ) -> Image.Image:
     """Draw boxes with class and score, and masks if there are any, the best object on top.
 
-    found: boxes [n, 4] as x1, y1, x2, y2 in the image's pixels, labels [n], scores [n], masks [n, H, W] bool.
+    found: boxes [n, 4] as x1, y1, x2, y2 in the image's pixels, labels [n], scores [n].
     colours: [K, 3] by label; they repeat if there are more classes.
     """
     names = [tuple(int(part) for part in colours[label % len(colours)]) for label in found["labels"].tolist()]
     # what is drawn last covers the rest
     order = list(reversed(range(len(names))))
     drawn = image.convert("RGB")
-    if "masks" in found and order:
-        pixels = torch.from_numpy(np.array(drawn)).permute(2, 0, 1)
-        masks = draw_segmentation_masks(pixels, found["masks"][order], OPACITY, [names[place] for place in order])
-        drawn = Image.fromarray(masks.permute(1, 2, 0).numpy())
+    if masks is not None and order:
+        pixels = np.array(drawn)
+        coloured = pixels.copy()
+        for place in order:
+            coloured[masks[place].numpy()] = names[place]
+        cover(pixels, coloured.__getitem__)
+        drawn = Image.fromarray(pixels)
     canvas, size = ImageDraw.Draw(drawn), _text_size(drawn)
     for place in order:
         label, score = int(found["labels"][place]), float(found["scores"][place])

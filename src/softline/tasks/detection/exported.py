@@ -41,11 +41,11 @@ class ExportedDetector(nn.Module):
         # the network normalises images itself
         self.resizing = ImageBatches(short_side, long_side, (0.0,) * 3, (1.0,) * 3).eval()
 
-    def forward(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    def forward(self, images: Sequence[Tensor]) -> list[dict[str, Any]]:
         """Detect objects in images [3, H, W] with values in [0, 1] or uint8; see `Detector.forward`."""
         return [self._detect(image) for image in images]
 
-    def _detect(self, image: Tensor) -> dict[str, Tensor]:
+    def _detect(self, image: Tensor) -> dict[str, Any]:
         resized, _ = self.resizing.resize(image)
         found = dict(zip(FOUND, self.network(resized[None]), strict=False))
         self._check(found)

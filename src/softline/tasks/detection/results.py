@@ -9,6 +9,7 @@ from torch import Tensor
 from softline.data.coco.source import encode_mask
 from softline.data.semantic.classes import palette
 from softline.engine.trained import Result
+from softline.heads.masks import ObjectMasks
 from softline.tasks.detection.drawing import draw_detections
 
 # colours that can be told apart; they repeat
@@ -28,9 +29,14 @@ class Detections(Result):
     """[n], int64."""
     scores: Tensor
     """[n], from 0 to 1."""
-    masks: Tensor | None = None
-    """[n, H, W], bool; None if the detector finds boxes only."""
+    object_masks: ObjectMasks | None = None
+    """The masks one at a time, [H, W] bool each; None if the detector finds boxes only."""
     name: str | None = None
+
+    @property
+    def masks(self) -> Tensor | None:
+        """All masks as one tensor [n, H, W], bool, made anew each time; None if the detector finds boxes only."""
+        return None if self.object_masks is None else self.object_masks.whole()
 
     @property
     def names(self) -> list[str]:
@@ -47,14 +53,13 @@ class Detections(Result):
             {"class": name, "score": score, "box": box}
             for name, score, box in zip(self.names, self.scores.tolist(), self.boxes.tolist(), strict=True)
         ]
-        if self.masks is not None:
-            for each, mask in zip(objects, self.masks.numpy(), strict=True):
-                each["mask"] = encode_mask(mask)
+        if self.object_masks is not None:
+            for each, mask in zip(objects, self.object_masks, strict=True):
+                each["mask"] = encode_mask(mask.numpy())
         return {"name": self.name, "objects": objects}
 
     def draw(self) -> Image.Image:
         """Draw the boxes with class and score, and the masks, on the image."""
         found = {"boxes": self.boxes, "labels": self.labels, "scores": self.scores}
-        if self.masks is not None:
-            found["masks"] = self.masks
-        return draw_detections(self.image, found, self.class_names, palette(min(len(self.class_names), MOST_COLOURS)))
+        colours = palette(min(len(self.class_names), MOST_COLOURS))
+        return draw_detections(self.image, found, self.class_names, colours, masks=self.object_masks)

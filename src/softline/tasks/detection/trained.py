@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from softline.checks import check_range
@@ -91,7 +91,7 @@ class TrainedDetector(Trained):
         instead = f"lower data.short_side and data.long_side of the recipe, which make it {size[1]} x {size[0]}"
         check_image_memory(model, model.features, size, what="an image", instead=instead)
 
-    def _detections(self, photograph: Photograph, found: dict[str, Tensor], score: float) -> Detections:
+    def _detections(self, photograph: Photograph, found: dict[str, Any], score: float) -> Detections:
         kept = found["scores"] > score
         boxes, labels, scores = (found[name][kept].cpu() for name in ("boxes", "labels", "scores"))
         return Detections(
@@ -100,7 +100,7 @@ class TrainedDetector(Trained):
             boxes=boxes,
             labels=labels,
             scores=scores,
-            masks=found["masks"][kept].cpu() if "masks" in found else None,
+            object_masks=found["masks"].select(kept) if "masks" in found else None,
             name=photograph.name,
         )
 

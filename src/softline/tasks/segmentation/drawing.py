@@ -8,10 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from softline.tasks.drawing import OPACITY, beside, pillow_font
-
-# rows that are coloured at once: as floating-point numbers a whole photograph would take a gigabyte
-BAND = 256
+from softline.tasks.drawing import beside, cover, pillow_font
 
 
 def draw_labels(image: Image.Image, labels: Tensor, classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
@@ -20,10 +17,7 @@ def draw_labels(image: Image.Image, labels: Tensor, classes: Sequence[str], colo
     labels: [H, W], 0 to K - 1.
     """
     pixels = np.array(image.convert("RGB"))
-    for first in range(0, len(pixels), BAND):
-        part = slice(first, first + BAND)
-        overlay = (1 - OPACITY) * pixels[part].astype(np.float32) + OPACITY * colours[labels[part].numpy()]
-        pixels[part] = overlay.round()
+    cover(pixels, lambda rows: colours[labels[rows].numpy()])
     covered = Image.fromarray(pixels)
     counts = torch.bincount(labels.flatten(), minlength=len(classes))
     shares = [(label, int(counts[label]) / labels.numel()) for label in counts.argsort(descending=True).tolist()]
