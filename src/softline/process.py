@@ -15,6 +15,7 @@ import ctypes
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from softline.errors import UserError
@@ -24,6 +25,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER, LARGEST_INT = -1, 2**31 - 1
 INFERENCE_BLOCK = 2**25
 """Bytes of the largest tensors of a band, see `softline.layers.bands`."""
+# how many times the memory that is left a process may have before it returns what it keeps
+MOST_OF_AVAILABLE = 3
+STATM = Path("/proc/self/statm")
 
 SPIN_COUNT = "GOMP_SPINCOUNT"
 # GNU's own number is 300,000; measured in docs/benchmarks.md
@@ -51,7 +55,7 @@ def keep_memory(*, largest: int = LARGEST_INT) -> bool:
     Linux's glibc returns every block above 32 MB to the system as soon as it is freed, and each page of the next large
     tensor is then faulted in and filled with zeros, which can take a third of the time. Afterwards the process stays as
     large as it has been once, and its peak is higher, because the blocks that are kept do not always fit: by a quarter
-    in inference, by up to a factor of two in a training step.
+    in inference, by up to a factor of two in training, see `return_memory_if_scarce`.
 
     largest: bytes of the largest block that is kept. In evaluation large images are computed in bands whose tensors
         have up to `INFERENCE_BLOCK` bytes: if those are kept and the few larger ones are returned, inference is as fast
@@ -73,6 +77,20 @@ def return_memory() -> bool:
     process would become larger by as much as is kept.
     """
     return 0 < _largest_kept < LARGEST_INT and trim()
+
+
+def return_memory_if_scarce(available: Callable[[], int | None]) -> bool:
+    """Return to the system what `keep_memory` has kept if the process has three times the memory that is left.
+
+    Blocks that are kept do not always fit the next ones, so a process may grow from step to step until no memory is
+    left. A loop of large steps should call this after each of them, as `softline train` does.
+
+    available: returns the bytes that processes can still allocate, None where the system does not say.
+    """
+    if not _largest_kept or (left := available()) is None:
+        return False
+    resident = int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident > MOST_OF_AVAILABLE * left and trim()
 
 
 def trim() -> bool:

@@ -337,17 +337,17 @@ class ImageBatches(GeneralizedRCNNTransform):  # type: ignore[misc]
 
     def postprocess(
         self, result: list[Target], image_shapes: list[tuple[int, int]], original_image_sizes: list[tuple[int, int]]
-    ) -> list[Target]:
+    ) -> list[dict[str, Any]]:
         """Map boxes and masks to the pixels of the original images; the masks are `ObjectMasks`."""
         if self.training:
             return result
         # probabilities [n, 1, 28, 28], which torchvision would paste all at once
         cut_outs = [found.pop("masks", None) for found in result]
-        result = super().postprocess(result, image_shapes, original_image_sizes)
-        for found, masks, size in zip(result, cut_outs, original_image_sizes, strict=True):
+        placed: list[dict[str, Any]] = super().postprocess(result, image_shapes, original_image_sizes)
+        for found, masks, size in zip(placed, cut_outs, original_image_sizes, strict=True):
             if masks is not None:
                 found["masks"] = ObjectMasks(masks, found["boxes"], size)
-        return result
+        return placed
 
 
 class StridedAnchors(AnchorGenerator):  # type: ignore[misc]
