@@ -8,6 +8,7 @@ A block between ``<!-- speed: NAME TABLE -->`` and ``<!-- /speed -->`` becomes t
     memory   peak MiB at each size, its slope and its exponent
     roofline parts of an operator or a model, measured by tools/roofline_*.py: operations and bytes per second
     dense    whole segmenters or detectors, measured by tools/measure_dense_models.py: seconds and peak MiB
+    photographs  commands on one large photograph, measured by tools/measure_photographs.py: seconds and peak GB
 
 Without arguments, README.md and every page under docs/ are updated. With --check nothing is written: the exit code is 1
 if a table differs from its results. It is 2 if a table cannot be made because its results are missing or incomplete.
@@ -134,6 +135,16 @@ def _seconds_and_mib(seconds: float, peak: int) -> str:
     return f"{significant(seconds)} s, {significant(peak / MIB)} MiB"
 
 
+def photographs_table(content: dict[str, Any]) -> str:
+    rows = {(row["model"], row["command"]): row for row in content["rows"]}
+    commands = list(dict.fromkeys(command for _, command in rows))
+    lines = []
+    for model in dict.fromkeys(model for model, _ in rows):
+        found = [rows[model, command] for command in commands]
+        lines.append([model, *(f"{row['peak_bytes'] / 1e9:.2f} GB, {row['seconds']:,.0f} s" for row in found)])
+    return markdown(["model", *(f"`softline {command}`" for command in commands)], lines)
+
+
 def roofline_table(content: dict[str, Any]) -> str:
     """Shares of what the matrix product computes and the copy moves in a second."""
     rows = {row["part"]: row for row in content["rows"]}
@@ -154,6 +165,7 @@ TABLES = {
     "growth": growth_table,
     "memory": memory_table,
     "dense": dense_table,
+    "photographs": photographs_table,
 }
 
 

@@ -15,8 +15,8 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 from softline.errors import UserError
 
@@ -25,9 +25,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER, LARGEST_INT = -1, 2**31 - 1
 INFERENCE_BLOCK = 2**25
 """Bytes of the largest tensors of a band, see `softline.layers.bands`."""
-# how many times the memory that is left a process may have before it returns what it keeps
+# how many times the memory that is left a process may have before it returns what it keeps, and how often it looks;
+# memory is faulted in at a few GB per second
 MOST_OF_AVAILABLE = 3
-STATM = Path("/proc/self/statm")
+SECONDS_BETWEEN_LOOKS = 0.1
+STATM, MEMINFO, CGROUP = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 SPIN_COUNT = "GOMP_SPINCOUNT"
 # GNU's own number is 300,000; measured in docs/benchmarks.md
@@ -55,7 +57,8 @@ def keep_memory(*, largest: int = LARGEST_INT) -> bool:
     Linux's glibc returns every block above 32 MB to the system as soon as it is freed, and each page of the next large
     tensor is then faulted in and filled with zeros, which can take a third of the time. Afterwards the process stays as
     large as it has been once, and its peak is higher, because the blocks that are kept do not always fit: by a quarter
-    in inference, by up to a factor of two in training, see `return_memory_if_scarce`.
+    in inference, by up to a factor of two in training. A thread therefore looks ten times a second how much memory is
+    left, and returns what is kept as soon as the process has more than three times as much.
 
     largest: bytes of the largest block that is kept. In evaluation large images are computed in bands whose tensors
         have up to `INFERENCE_BLOCK` bytes: if those are kept and the few larger ones are returned, inference is as fast
@@ -66,6 +69,8 @@ def keep_memory(*, largest: int = LARGEST_INT) -> bool:
     """
     global _largest_kept
     done = set_allocator(M_TRIM_THRESHOLD, NEVER) and set_allocator(M_MMAP_THRESHOLD, largest)
+    if done and not _largest_kept:
+        Thread(target=_return_when_scarce, name="return memory", daemon=True).start()
     _largest_kept = largest if done else 0
     return done
 
@@ -79,18 +84,51 @@ def return_memory() -> bool:
     return 0 < _largest_kept < LARGEST_INT and trim()
 
 
-def return_memory_if_scarce(available: Callable[[], int | None]) -> bool:
-    """Return to the system what `keep_memory` has kept if the process has three times the memory that is left.
+def _return_when_scarce() -> None:
+    """Return what `keep_memory` has kept whenever little memory is left, until the process ends.
 
-    Blocks that are kept do not always fit the next ones, so a process may grow from step to step until no memory is
-    left. A loop of large steps should call this after each of them, as `softline train` does.
-
-    available: returns the bytes that processes can still allocate, None where the system does not say.
+    Blocks that are kept do not always fit the next ones, so a process may grow, also within one step of a training,
+    until no memory is left.
     """
-    if not _largest_kept or (left := available()) is None:
+    while True:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        if is_scarce(available_memory()):
+            trim()
+
+
+def is_scarce(available: int | None) -> bool:
+    """Return whether this process has more than three times the memory that is left.
+
+    available: bytes that processes can still allocate, None where the system does not say.
+    """
+    if available is None:
         return False
     resident = int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return resident > MOST_OF_AVAILABLE * left and trim()
+    return resident > MOST_OF_AVAILABLE * available
+
+
+def available_memory() -> int | None:
+    """Return the bytes that processes can still allocate; None where the system does not say."""
+    if not MEMINFO.exists():
+        return None
+    found = [
+        int(line.split()[1]) * 1024 for line in MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:")
+    ]
+    left = _left_in_group()
+    return min(found if left is None else [*found, left], default=None)
+
+
+def _left_in_group() -> int | None:
+    """Return the bytes left until the limit of this process's control group; None without a limit."""
+    most, current, stat = (CGROUP / f"memory.{name}" for name in ("max", "current", "stat"))
+    if not most.exists() or not (limit := most.read_text().strip()).isdigit():
+        return None
+    taken = int(current.read_text()) if current.exists() else 0
+    for line in stat.read_text().splitlines() if stat.exists() else ():
+        if line.startswith("inactive_file "):
+            # cached files, which the kernel drops as soon as memory is needed
+            taken -= int(line.split()[1])
+    return max(int(limit) - max(taken, 0), 0)
 
 
 def trim() -> bool:

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from softline.engine.machine import available_memory
 from softline.measure import LayerCase, OperatorCase, Setting
 from softline.measure.failures import OUT_OF_MEMORY
 from softline.measure.memory import ProcessMeter, in_process
+from softline.process import available_memory
 from tests.measure.allocating import allocate, be_killed, leave
 
 MIB = 2**20
@@ -43,7 +43,7 @@ def test_a_failure_in_a_process_is_told_in_one_line():
 
 @linux
 def test_a_control_group_has_left_what_is_not_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr("softline.engine.machine.CGROUP", tmp_path)
+    monkeypatch.setattr("softline.process.CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text("3000\n")
     assert available_memory() == 3000
     (tmp_path / "memory.current").write_text("2500\n")

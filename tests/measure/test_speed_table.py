@@ -176,7 +176,7 @@ def described(kind: str, rows: list[dict]) -> str:
     )
 
 
-def test_tables_of_whole_segmenters_and_of_rooflines(tool, tmp_path):
+def test_tables_of_whole_segmenters_photographs_and_rooflines(tool, tmp_path):
     size = {"height": 512, "width": 1024, "backbone": "net"}
     alone = {**size, "head": None, "seconds": 0.5, "peak_bytes": 2**27}
     whole = {**size, "head": "light", "seconds": 0.75, "peak_bytes": 2**28}
@@ -188,10 +188,15 @@ def test_tables_of_whole_segmenters_and_of_rooflines(tool, tmp_path):
         {"part": "step", "milliseconds": 2.0, "operations": 10**8, "bytes": 10**6},
     ]
     (tmp_path / "2026-01-01-roofline.json").write_text(described("roofline", parts))
+    seen = {"model": "segmenter", "peak_bytes": 1.5e9, "seconds": 61.4}
+    runs = [{**seen, "command": "predict"}, {**seen, "command": "evaluate", "seconds": 70.6}]
+    (tmp_path / "2026-01-01-photographs.json").write_text(described("photographs", runs))
     page = tmp_path / "page.md"
-    page.write_text("".join(f"<!-- speed: {name} {name} -->\n<!-- /speed -->\n" for name in ("dense", "roofline")))
+    tables = ("dense", "roofline", "photographs")
+    page.write_text("".join(f"<!-- speed: {name} {name} -->\n<!-- /speed -->\n" for name in tables))
     assert tool.main([str(page), "--results", str(tmp_path)]) == 0
     lines = page.read_text().splitlines()
     assert "| 512 x 1024 | `net` | 0.50 s, 128 MiB | 0.75 s, 256 MiB, head 0.25 s |" in lines
     assert "| 512 x 1024 | `other` | 0.50 s, 128 MiB | - |" in lines
     assert "| step | 2.00 ms | 50 | 25 % | 0 | 5 % |" in lines
+    assert "| segmenter | 1.50 GB, 61 s | 1.50 GB, 71 s |" in lines

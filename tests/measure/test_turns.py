@@ -9,13 +9,6 @@ def test_functions_take_turns_and_warm_ups_do_not_count():
     assert all(len(timing.seconds) == 2 for timing in timings.values())
 
 
-def test_what_settles_the_machine_follows_each_turn():
-    order = []
-    runs = {name: lambda name=name: order.append(name) for name in "ab"}
-    take_turns(runs, 1, warm_ups=1, settle=lambda: order.append("-"))
-    assert "".join(order) == "a-b-" * 2
-
-
 def test_short_functions_are_repeated_within_a_turn():
     calls = []
     timings = take_turns({"short": lambda: calls.append(1)}, 2, least_seconds=1e-3)

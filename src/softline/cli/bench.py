@@ -15,6 +15,7 @@ from softline.cli.progress import Progress
 from softline.cli.table import format_table, rate
 from softline.errors import UserError
 from softline.files import write_json
+from softline.process import available_memory
 
 if TYPE_CHECKING:
     from softline.measure.cases import Case, Mode
@@ -367,7 +368,7 @@ def _threads(count: int | None) -> Iterator[None]:
 def _meter(options: argparse.Namespace) -> "ProcessMeter | None":
     import torch
 
-    from softline.engine.machine import GIB, available_memory
+    from softline.engine.machine import GIB
     from softline.measure.memory import ProcessMeter, can_measure
 
     if options.no_memory or not can_measure():

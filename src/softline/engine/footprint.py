@@ -12,9 +12,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from softline.engine.machine import available_memory
 from softline.errors import UserError
 from softline.layers.bands import shrunk_bands
+from softline.process import available_memory
 
 # no network of softline's or timm's has needed as much: images that would fit even so are not looked at more closely
 MOST_BYTES_OF_A_PIXEL = 2048

@@ -6,13 +6,12 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from softline.engine.recipe import Recipe
 from softline.errors import UserError
+from softline.process import available_memory
 
 GIB = 2**30
-CGROUP = Path("/sys/fs/cgroup")
 BYTES_OF_FLOAT = 4
 MOST_WORKERS = 16
 """Processes or threads for each core; more than these only wait for each other."""
@@ -99,26 +98,3 @@ def _value(recipe: Recipe, key: str) -> str:
     for name in key.split("."):
         value = getattr(value, name)
     return " x ".join(map(str, value)) if isinstance(value, tuple) else "by the model" if value is None else str(value)
-
-
-def available_memory() -> int | None:
-    """Return the bytes that processes can still allocate; None where the system does not say."""
-    info = Path("/proc/meminfo")
-    if not info.exists():
-        return None
-    found = [int(line.split()[1]) * 1024 for line in info.read_text().splitlines() if line.startswith("MemAvailable:")]
-    left = _left_in_group()
-    return min(found if left is None else [*found, left], default=None)
-
-
-def _left_in_group() -> int | None:
-    """Return the bytes left until the limit of this process's control group; None without a limit."""
-    most, current, stat = (CGROUP / f"memory.{name}" for name in ("max", "current", "stat"))
-    if not most.exists() or not (limit := most.read_text().strip()).isdigit():
-        return None
-    taken = int(current.read_text()) if current.exists() else 0
-    for line in stat.read_text().splitlines() if stat.exists() else ():
-        if line.startswith("inactive_file "):
-            # cached files, which the kernel drops as soon as memory is needed
-            taken -= int(line.split()[1])
-    return max(int(limit) - max(taken, 0), 0)

@@ -34,7 +34,7 @@ from softline.engine.events import (
     TensorBoard,
 )
 from softline.engine.loading import steps_per_epoch, train_batches
-from softline.engine.machine import available_memory, check_loaders, naming_memory
+from softline.engine.machine import check_loaders, naming_memory
 from softline.engine.nonfinite import NonFiniteError, first_nonfinite, first_nonfinite_gradient
 from softline.engine.optimizer import check_optimizer, create_optimizer, create_schedule, total_steps
 from softline.engine.reading import differing_keys, dump_recipe, read_recipe, to_dict
@@ -43,7 +43,6 @@ from softline.engine.task import Setup, Task, build_task
 from softline.errors import UserError
 from softline.files import remove_partial, write_text
 from softline.locks import hold_directory
-from softline.process import return_memory_if_scarce
 from softline.weights.renaming import check_keys
 
 # signals that a run saves and stops after; a process that receives both reports the first of these
@@ -197,7 +196,6 @@ class Trainer:
         with closing(batches):
             for micro_batches in batches:
                 self._train_step(micro_batches, sums)
-                return_memory_if_scarce(available_memory)
                 if self.step % self.recipe.log_every == 0 or self.step == self.total:
                     self._log(sums)
                     sums = _Sums()

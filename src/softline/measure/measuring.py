@@ -7,14 +7,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from softline.engine.machine import available_memory
 from softline.errors import UserError
 from softline.measure.cases import DTYPES, Case, Mode, Setting, prepare
 from softline.measure.counting import count_macs
 from softline.measure.failures import CASE_ERRORS, failure_text
 from softline.measure.memory import Memory
 from softline.measure.turns import Timing, take_turns
-from softline.process import return_memory_if_scarce, trim
+from softline.process import trim
 
 Meter: TypeAlias = Callable[[Case, int, Mode, Setting], Memory | str]
 """Measures the memory of a case; returns a text if that fails."""
@@ -183,7 +182,6 @@ def _time(
             failures[key] = failure_text(error)
         else:
             runs[key] = run
-        _settle()
     products = _products(setting)
     turns: dict[tuple[Any, ...], Callable[[], object]] = {}
     for key, run in runs.items():
@@ -197,16 +195,10 @@ def _time(
         wait=partial(torch.cuda.synchronize, setting.device) if on_gpu else lambda: None,
         warm_ups=3 if setting.compiled else 1,
         least_seconds=LEAST_SECONDS,
-        settle=_settle,
     )
     peaks = [Timing(tuple(time for key in runs for time in timings[dtype, *key].seconds)) for dtype in products]
     timed: dict[Key, _Timed | str] = {key: _Timed(timings[key], macs[key]) for key in runs}
     return {**timed, **failures}, min(peaks, key=lambda timing: timing.median) if runs else None
-
-
-def _settle() -> None:
-    # as in training
-    return_memory_if_scarce(available_memory)
 
 
 def _products(setting: Setting) -> dict[str, Callable[[], object]]:

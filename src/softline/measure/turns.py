@@ -43,7 +43,6 @@ def take_turns(
     wait: Callable[[], object] = lambda: None,
     warm_ups: int = 1,
     least_seconds: float = 0.0,
-    settle: Callable[[], object] = lambda: None,
 ) -> dict[Name, Timing]:
     """Time each function in every round, after ``warm_ups`` rounds that do not count.
 
@@ -51,19 +50,16 @@ def take_turns(
 
     wait: called before the clock is read, for devices that compute asynchronously.
     least_seconds: a turn repeats its function until it takes about this long, so that reading the clock is negligible.
-    settle: called after each turn, outside of what is timed.
     """
     repeats = dict.fromkeys(runs, 1)
     for _ in range(warm_ups):
         for name, run in runs.items():
             once = max(_seconds(run, 1, wait), 1e-9)
             repeats[name] = min(max(math.ceil(least_seconds / once), 1), MOST_REPEATS)
-            settle()
     seconds: dict[Name, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
             seconds[name].append(_seconds(run, repeats[name], wait))
-            settle()
     return {name: Timing(tuple(times)) for name, times in seconds.items()}
 
 
