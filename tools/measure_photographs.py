@@ -4,9 +4,9 @@ Writes a JSON file from which tools/make_speed_table.py makes the table ``photog
 
     python tools/measure_photographs.py benchmarks/results/YYYY-MM-DD-photographs.json
 
-The photograph is an enlarged one of softline's own. The models are trained for one step, since their weights change
-neither time nor memory. Each command runs in a process of its own, whose memory is counted as a whole, with Python,
-torch and the weights.
+The photograph is an enlarged one of softline's own; two of them are evaluated. The models are trained for one step,
+since their weights change neither time nor memory. Each command runs in a process of its own, all of whose memory is
+counted: that of Python, torch and the weights too.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from softline.measure.environment import environment
 SIZE = (6000, 4000)
 # photographs of the training
 SMALL = (240, 160)
-SOFTLINE = [sys.executable, "-m", "softline"]
+SOFTLINE = [str(Path(sys.executable).with_name("softline"))]
 ONE_STEP = ["--schedule.epochs", "1", "--schedule.warmup_epochs", "0", "--batch_size", "2", "--eval_batch_size", "1"]
 MODEL = ["--model.name", "softpp_tiny"]
 COCO = ["--head.options", "{}", "--data.val_split", "val", "--data.train_split", "train", "--data.short_side", "800"]
@@ -42,7 +42,6 @@ MODELS: dict[str, tuple[str, str, list[str]]] = {
     "`mask_rcnn` at 1200 x 800": ("coco", "coco128_mask_rcnn", COCO),
     "`segformer` at 6000 x 4000": ("semantic", "camvid_small", ["--head.name", "segformer", *SEGMENTS]),
     "`semantic_fpn` at 6000 x 4000": ("semantic", "camvid_small", ["--head.name", "semantic_fpn", *SEGMENTS]),
-    "`upernet` at 6000 x 4000": ("semantic", "camvid_small", ["--head.name", "upernet", *SEGMENTS]),
 }
 
 
@@ -51,36 +50,33 @@ def write_photograph(path: Path, size: tuple[int, int]) -> None:
     open_photograph("coffee").resize(size, Image.Resampling.BICUBIC).save(path, quality=90)
 
 
-def write_classes(folder: Path, val_size: tuple[int, int]) -> None:
-    for split, size in (("train", SMALL), ("val", val_size)):
-        for name in ("coffee", "tea"):
-            write_photograph(folder / split / name / "1.jpg", size)
+def write_classes(folder: Path, split: str, size: tuple[int, int]) -> None:
+    for name in ("coffee", "tea"):
+        write_photograph(folder / split / name / "1.jpg", size)
 
 
-def write_coco(folder: Path, val_size: tuple[int, int]) -> None:
-    for split, size in (("train", SMALL), ("val", val_size)):
-        images, objects = [], []
-        for number in (1, 2):
-            write_photograph(folder / split / f"{number}.jpg", size)
-            images.append({"id": number, "file_name": f"{number}.jpg", "width": size[0], "height": size[1]})
-            x, y, width, height = size[0] // 4, size[1] // 4, size[0] // 2, size[1] // 2
-            outline = [x, y, x + width, y, x + width, y + height, x, y + height]
-            shape = {"bbox": [x, y, width, height], "segmentation": [outline], "area": width * height}
-            objects.append({"id": number, "image_id": number, "category_id": 1, "iscrowd": 0, **shape})
-        content = {"images": images, "annotations": objects, "categories": [{"id": 1, "name": "cup"}]}
-        path = folder / "annotations" / f"instances_{split}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content))
+def write_coco(folder: Path, split: str, size: tuple[int, int]) -> None:
+    images, objects = [], []
+    for number in (1, 2):
+        write_photograph(folder / split / f"{number}.jpg", size)
+        images.append({"id": number, "file_name": f"{number}.jpg", "width": size[0], "height": size[1]})
+        x, y, width, height = size[0] // 4, size[1] // 4, size[0] // 2, size[1] // 2
+        outline = [x, y, x + width, y, x + width, y + height, x, y + height]
+        shape = {"bbox": [x, y, width, height], "segmentation": [outline], "area": width * height}
+        objects.append({"id": number, "image_id": number, "category_id": 1, "iscrowd": 0, **shape})
+    content = {"images": images, "annotations": objects, "categories": [{"id": 1, "name": "cup"}]}
+    path = folder / "annotations" / f"instances_{split}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
 
 
-def write_semantic(folder: Path, val_size: tuple[int, int]) -> None:
-    for split, size in (("train", SMALL), ("val", val_size)):
-        for number in (1, 2):
-            write_photograph(folder / split / f"{number}.jpg", size)
-            labels = np.random.default_rng(number).integers(0, 11, (size[1] // 40, size[0] // 40), dtype=np.uint8)
-            (folder / f"{split}annot").mkdir(exist_ok=True)
-            enlarged = Image.fromarray(labels).resize(size, Image.Resampling.NEAREST)
-            enlarged.save(folder / f"{split}annot" / f"{number}.png")
+def write_semantic(folder: Path, split: str, size: tuple[int, int]) -> None:
+    (folder / f"{split}annot").mkdir(parents=True)
+    for number in (1, 2):
+        write_photograph(folder / split / f"{number}.jpg", size)
+        labels = np.random.default_rng(number).integers(0, 11, (size[1] // 40, size[0] // 40), dtype=np.uint8)
+        enlarged = Image.fromarray(labels).resize(size, Image.Resampling.NEAREST)
+        enlarged.save(folder / f"{split}annot" / f"{number}.png")
 
 
 WRITERS = {"classes": write_classes, "coco": write_coco, "semantic": write_semantic}
@@ -105,7 +101,8 @@ def measure(name: str, folder: Path) -> list[dict[str, Any]]:
     small, large, trained = folder / f"{kind}-small", folder / f"{kind}-large", folder / "run"
     for place, size in ((small, SMALL), (large, SIZE)):
         if not place.exists():
-            WRITERS[kind](place, size)
+            WRITERS[kind](place, "train", SMALL)
+            WRITERS[kind](place, "val", size)
     source = ["--data.source", str(small)]
     run([*SOFTLINE, "train", recipe, *MODEL, *ONE_STEP, *overrides, *source, "--output", str(trained / name)])
     checkpoint = str(trained / name / "last.pt")

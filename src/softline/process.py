@@ -21,8 +21,10 @@ from threading import Thread
 from softline.errors import UserError
 
 # parameters of glibc's mallopt
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 NEVER, LARGEST_INT = -1, 2**31 - 1
+# how many blocks the system may map one by one, as glibc has it
+MAPPED_BLOCKS = 65536
 INFERENCE_BLOCK = 2**25
 """Bytes of the largest tensors of a band, see `softline.layers.bands`."""
 # how many times the memory that is left a process may have before it returns what it keeps, and how often it looks;
@@ -60,15 +62,19 @@ def keep_memory(*, largest: int = LARGEST_INT) -> bool:
     in inference, by up to a factor of two in training. A thread therefore looks ten times a second how much memory is
     left, and returns what is kept as soon as the process has more than three times as much.
 
-    largest: bytes of the largest block that is kept. In evaluation large images are computed in bands whose tensors
-        have up to `INFERENCE_BLOCK` bytes: if those are kept and the few larger ones are returned, inference is as fast
-        and needs least memory. After each such computation `return_memory` then returns what was kept. A training step
-        with this bound needs least memory too, and a sixth more time than without, with `use_huge_pages`.
+    largest: bytes of the largest block that is kept; by default all are. In evaluation large images are computed in
+        bands whose tensors have up to `INFERENCE_BLOCK` bytes: if those are kept and the few larger ones are returned,
+        inference is as fast and needs least memory. After each such computation `return_memory` then returns what was
+        kept. A training step with this bound needs least memory too, and a sixth more time than without, with
+        `use_huge_pages`.
 
     Returns False, and changes nothing, where the C library is another one.
     """
     global _largest_kept
-    done = set_allocator(M_TRIM_THRESHOLD, NEVER) and set_allocator(M_MMAP_THRESHOLD, largest)
+    # no threshold is higher, so that larger blocks are kept only if no block is mapped on its own
+    mapped = 0 if largest == LARGEST_INT else MAPPED_BLOCKS
+    settings = {M_TRIM_THRESHOLD: NEVER, M_MMAP_THRESHOLD: largest, M_MMAP_MAX: mapped}
+    done = all(set_allocator(parameter, value) for parameter, value in settings.items())
     if done and not _largest_kept:
         Thread(target=_return_when_scarce, name="return memory", daemon=True).start()
     _largest_kept = largest if done else 0
@@ -92,11 +98,11 @@ def _return_when_scarce() -> None:
     """
     while True:
         time.sleep(SECONDS_BETWEEN_LOOKS)
-        if is_scarce(available_memory()):
+        if _is_scarce(available_memory()):
             trim()
 
 
-def is_scarce(available: int | None) -> bool:
+def _is_scarce(available: int | None) -> bool:
     """Return whether this process has more than three times the memory that is left.
 
     available: bytes that processes can still allocate, None where the system does not say.
