@@ -37,7 +37,7 @@ COCO += ["--data.long_side", "1333"]
 SEGMENTS = ["--head.options", "{}", "--data.crop", "[64, 64]"]
 # kind of data, base recipe and overrides
 MODELS: dict[str, tuple[str, str, list[str]]] = {
-    "classifier at 224 x 224": ("classes", "cifar10_small", ["--data.image_size", "224"]),
+    "classifier at 224 x 224": ("classes", "cifar10_small", ["--data.image_size", "224", "--data.val_split", "val"]),
     "`retinanet_lite` at 1200 x 800": ("coco", "coco128_retinanet", ["--head.name", "retinanet_lite", *COCO]),
     "`mask_rcnn` at 1200 x 800": ("coco", "coco128_mask_rcnn", COCO),
     "`segformer` at 6000 x 4000": ("semantic", "camvid_small", ["--head.name", "segformer", *SEGMENTS]),

@@ -3,12 +3,12 @@ import torch
 
 from softline.attention import create_attention
 from softline.attention.bands import KEPT_BANDS, wants_bands
-from softline.layers.bands import shrunk_bands
+from softline.layers.bands import CPU_BAND_NUMBERS, shrunk_bands
 from softline.layers.local import LocalSum, ValueConv
 from softline.measure.counting import count_macs
 
 # bands of a few rows
-FEW = 2**11 / 2**22
+FEW = 2**11 / CPU_BAND_NUMBERS
 GRID = (37, 21)
 CASES = {
     "soft": {"ratio": 4},
@@ -50,9 +50,9 @@ def test_few_values_are_projected_once_and_many_twice():
     x = torch.randn(1, GRID[0] * GRID[1], 16)
     projection = x.shape[1] * 16 * 16
     with torch.no_grad():
-        with shrunk_bands(x.numel() / KEPT_BANDS / 2**22):
+        with shrunk_bands(-(-x.numel() // KEPT_BANDS) / CPU_BAND_NUMBERS):
             kept = count_macs(lambda: module(x, GRID))
-        with shrunk_bands(x.numel() / (KEPT_BANDS + 1) / 2**22):
+        with shrunk_bands(x.numel() // (KEPT_BANDS + 1) / CPU_BAND_NUMBERS):
             twice = count_macs(lambda: module(x, GRID))
     # those of rows around a band are projected with it
     assert projection <= twice - kept < 2 * projection

@@ -10,7 +10,7 @@ from torch import nn
 
 from softline import ATTENTIONS
 from softline.backbones import MODEL_NAMES
-from softline.layers.bands import shrunk_bands
+from softline.layers.bands import CPU_BAND_NUMBERS, shrunk_bands
 
 MICRO = [name for name in MODEL_NAMES if name.endswith("_micro")]
 # narrow and shallow versions of every registered architecture would not be what is registered: the real ones on small
@@ -332,7 +332,7 @@ def test_large_images_are_computed_in_bands_with_the_same_result(name):
     images = torch.randn(2, 3, *((224, 224) if "deit" in name else (190, 133))).double()
     with torch.no_grad():
         expected, maps = model(images), model.forward_intermediates(images, intermediates_only=True)
-        with shrunk_bands(2**11 / 2**22):
+        with shrunk_bands(2**11 / CPU_BAND_NUMBERS):
             found, in_bands = model(images), model.forward_intermediates(images, intermediates_only=True)
     assert torch.allclose(found, expected, rtol=1e-9, atol=1e-11)
     for each, wanted in zip(in_bands, maps, strict=True):

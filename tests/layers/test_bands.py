@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from softline.layers.bands import ImageRows, band_numbers, for_each_band, row_bands, shrunk_bands
+from softline.layers.bands import CPU_BAND_NUMBERS, ImageRows, band_numbers, for_each_band, row_bands, shrunk_bands
 from softline.layers.embed import ConvEmbed, PatchEmbed
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def test_bands_cover_every_row_once_and_know_what_is_around_them(rows, row_numbe
 def test_a_band_has_as_many_numbers_as_the_cache_allows():
     (first, *_) = row_bands(10**6, 1000, CPU)
     assert band_numbers(CPU) * 0.99 < (first.last - first.first) * 1000 <= band_numbers(CPU)
-    with shrunk_bands(1 / 16):
+    with shrunk_bands(2**18 / CPU_BAND_NUMBERS):
         assert band_numbers(CPU) == row_bands(10**9, 1, CPU)[0].last == 2**18
 
 
@@ -51,7 +51,7 @@ def test_local_steps_give_the_same_in_bands(height):
     with torch.no_grad():
         expected = module(maps)
         assert module.rows == [height]
-        with shrunk_bands(1000 / 2**22):
+        with shrunk_bands(1000 / CPU_BAND_NUMBERS):
             assert torch.allclose(module(maps), expected, rtol=1e-13, atol=1e-13)
     assert max(module.rows[1:]) < height / 2
 
@@ -61,7 +61,7 @@ def test_all_rows_are_passed_at_once_where_somebody_could_tell(reason):
     module = Counted().train(reason == "training")
     if reason == "hook":
         module.conv.register_forward_hook(lambda *_: None)
-    with torch.set_grad_enabled(reason == "gradients"), shrunk_bands(1000 / 2**22):
+    with torch.set_grad_enabled(reason == "gradients"), shrunk_bands(1000 / CPU_BAND_NUMBERS):
         module(torch.randn(1, 3, 64, 40))
     assert module.rows == [64]
 
@@ -88,7 +88,7 @@ def test_embeddings_give_the_same_in_bands(embed, height):
     images = torch.randn(2, 3, height, 77).double()
     with torch.no_grad():
         expected, grid_size = embed(images)
-        with shrunk_bands(2**12 / 2**22):
+        with shrunk_bands(2**12 / CPU_BAND_NUMBERS):
             tokens, grid_in_bands = embed(images)
     assert grid_in_bands == grid_size
     assert torch.allclose(tokens, expected, rtol=1e-12, atol=1e-12)
@@ -96,7 +96,9 @@ def test_embeddings_give_the_same_in_bands(embed, height):
     assert not torch.allclose(F.pad(images, (0, 0, 1, 0))[:, :, :-1], images)
 
 
-@pytest.mark.parametrize("embed", [ConvEmbed(3, [8, 8, 6], [2, 1, 2]), PatchEmbed(3, 6, kernel_size=7, stride=4)])
+@pytest.mark.parametrize(
+    "embed", [ConvEmbed(3, [8, 8, 6], [2, 1, 2]), PatchEmbed(3, 6, kernel_size=7, stride=4, padding=3)]
+)
 def test_images_are_embedded_from_their_rows_and_never_read_whole(embed):
     images, counts = torch.randn(2, 3, 75, 40), []
 
@@ -106,7 +108,7 @@ def test_images_are_embedded_from_their_rows_and_never_read_whole(embed):
         return images[:, :, first:last]
 
     embed = embed.eval()
-    with torch.no_grad(), shrunk_bands(2**11 / 2**22):
+    with torch.no_grad(), shrunk_bands(2**11 / CPU_BAND_NUMBERS):
         expected, grid_size = embed(images)
         found, found_size = embed(ImageRows((2, 3, 75, 40), CPU, read))
     assert torch.equal(found, expected)

@@ -3,7 +3,7 @@ import timm
 import torch
 
 import softline  # noqa: F401
-from softline.layers.bands import shrunk_bands
+from softline.layers.bands import CPU_BAND_NUMBERS, shrunk_bands
 from softline.layers.embed import ConvEmbed, PositionEmbed
 
 
@@ -18,7 +18,7 @@ def test_tokens_have_their_channels_last_in_memory():
 def test_positions_of_a_large_grid_are_added_in_bands_and_in_place(prefix, dtype):
     position = PositionEmbed(6, (7, 5), num_prefix_tokens=prefix).to(dtype)
     tokens, grid_size = torch.randn(2, prefix + 33 * 19, 6, dtype=dtype), (33, 19)
-    with torch.no_grad(), shrunk_bands(400 / 2**22):
+    with torch.no_grad(), shrunk_bands(400 / CPU_BAND_NUMBERS):
         expected = position(tokens, grid_size)
         fresh = tokens.clone()
         found = position(fresh, grid_size, fresh=True)
@@ -28,7 +28,7 @@ def test_positions_of_a_large_grid_are_added_in_bands_and_in_place(prefix, dtype
 
 def test_positions_that_widen_the_tokens_or_are_antialiased_are_added_whole():
     tokens = torch.randn(1, 33 * 19, 6)
-    with torch.no_grad(), shrunk_bands(400 / 2**22):
+    with torch.no_grad(), shrunk_bands(400 / CPU_BAND_NUMBERS):
         for position, given in (
             (PositionEmbed(6, (7, 5)), tokens.bfloat16()),
             (PositionEmbed(6, (7, 5), mode="bicubic"), tokens),
@@ -48,7 +48,7 @@ def test_positions_do_not_change_what_a_hook_has_seen(hooked):
         embedded, _ = stage.embed(images)
         kept.clear()
         expected, _ = stage(images, None)
-        with shrunk_bands(400 / 2**22):
+        with shrunk_bands(400 / CPU_BAND_NUMBERS):
             found, _ = stage(images, None)
     assert torch.allclose(found, expected, atol=1e-5)
     assert all(torch.allclose(each, embedded, atol=1e-5) for each in kept)

@@ -5,7 +5,7 @@ from torch import nn
 
 from softline.errors import UserError
 from softline.heads import segmenters as segmenters_module
-from softline.layers.bands import shrunk_bands
+from softline.layers.bands import CPU_BAND_NUMBERS, shrunk_bands
 from softline.layers.rows import added, doubled, each_neighbourhood, group_normed, resized, rows_likeliest, rows_of
 from tests.heads.test_segmenters import EVERY, segmenters
 
@@ -35,7 +35,7 @@ def test_doubling_and_neighbourhoods_and_group_norm():
         assert torch.equal(in_bands(doubled(rows_of(maps))), F.interpolate(maps, scale_factor=2.0))
         convolved = each_neighbourhood(conv, rows_of(maps), reach=2)
         assert torch.allclose(in_bands(convolved), conv(maps), atol=1e-12)
-        with shrunk_bands(2 * 8 * 9 / 2**22):
+        with shrunk_bands(2 * 8 * 9 / CPU_BAND_NUMBERS):
             assert torch.allclose(in_bands(group_normed(norm, convolved, CPU)), norm(conv(maps)), atol=1e-12)
 
 
@@ -64,7 +64,7 @@ def test_large_images_are_labelled_in_bands_as_they_are_whole(kind, size, wanted
         decode = model.decode_rows
         monkeypatch.setattr(model, "decode_rows", lambda *given: decoded.append(given) or decode(*given))
         monkeypatch.setattr(segmenters_module, "WHOLE_NUMBERS", 0)
-        with shrunk_bands(2**12 / 2**22):
+        with shrunk_bands(2**12 / CPU_BAND_NUMBERS):
             found = model(images, wanted)
     assert decoded
     first, second = logits.topk(2, dim=1).values.unbind(1)

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import softline
 from softline.attention import record_attention
 from softline.errors import UserError
-from softline.layers.bands import shrunk_bands
+from softline.layers.bands import CPU_BAND_NUMBERS, shrunk_bands
 from softline.replacing.hosted import HostedTokens
 
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 64, "num_classes": 7, "dynamic_img_size": True}
@@ -245,5 +245,5 @@ def test_large_images_have_the_same_result_in_bands(make, attention):
     images = torch.randn(1, 3, 192, 128, dtype=torch.float64)
     with torch.no_grad():
         expected = model(images)
-        with shrunk_bands(2**9 / 2**22):
+        with shrunk_bands(2**9 / CPU_BAND_NUMBERS):
             torch.testing.assert_close(model(images), expected, rtol=1e-9, atol=1e-9)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from softline.attention.multihead import MultiHeadAttention
 
 # inputs of less than so many bands are computed whole
-LEAST_BANDS = 2
+LEAST_BANDS = 4
 # values of up to so many bands (256 MB on a CPU) are kept: projecting them twice takes 3 to 6 % of a model's time
-KEPT_BANDS = 16
+KEPT_BANDS = 32
 # queries attended at once by attention that makes all keys and values: matrix products with fewer rows are slow
 QUERIES = 1024
 

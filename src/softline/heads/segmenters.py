@@ -48,7 +48,7 @@ GROUPS = 32
 # numbers in the largest tensor of a decoder that is made whole: 256 MB in float32
 WHOLE_NUMBERS = 2**26
 # how many times larger than elsewhere a decoder's bands are, and rows of logits that they have at least
-DECODER_BANDS, LEAST_ROWS = 8, 64
+DECODER_BANDS, LEAST_ROWS = 16, 64
 
 
 class Segmenter(nn.Module):

@@ -15,11 +15,11 @@ from softline.layers.tokenwise import runs_in_parts
 from softline.ops.chunks import may_overwrite
 from softline.process import return_memory
 
-# numbers in the largest tensor of a band: 16 MB in float32; other devices run fastest with few and large kernels
-CPU_BAND_NUMBERS = 2**22
-OTHER_BAND_NUMBERS = 2**27
+# numbers in the largest tensor of a band: 8 MB in float32; other devices run fastest with few and large kernels
+CPU_BAND_NUMBERS = 2**21
+OTHER_BAND_NUMBERS = 2**26
 # bands in a tensor whose computation takes far longer than it takes to fault their memory in again
-RETURNING_BANDS = 4
+RETURNING_BANDS = 8
 
 _SHARE: ContextVar[float] = ContextVar("share of a band", default=1.0)
 
@@ -168,6 +168,7 @@ def for_each_band(
         if out is None:
             batch, channels, _, width = found.shape
             out = found.new_empty(batch, total, width, channels).permute(0, 3, 1, 2)
+        assert found.shape[2] == band.last - band.first, "the function makes ceil(H / stride) rows"
         out[:, :, band.rows] = found
     assert out is not None, "there are several bands"
     del found

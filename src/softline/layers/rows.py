@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softline.errors import UserError
-from softline.layers.bands import row_bands
+from softline.layers.bands import RETURNING_BANDS, row_bands
 from softline.layers.grid import GridSize
+from softline.process import return_memory
 
 LABEL_DTYPES = (torch.uint8, torch.int16, torch.int32)
 
@@ -34,8 +35,11 @@ class RowMap(NamedTuple):
         row_numbers: numbers in one row of the largest tensor that a band needs.
         least: rows that a band has at least.
         """
-        for band in row_bands(self.size[0], row_numbers, device, least=least):
+        for count, band in enumerate(row_bands(self.size[0], row_numbers, device, least=least), 1):
             yield band.rows, self.read(band.first, band.last)
+            # a band has blocks of many sizes, which do not always fit those that were kept
+            if count % RETURNING_BANDS == 0:
+                return_memory()
 
 
 def rows_of(maps: Tensor) -> RowMap:

@@ -12,6 +12,7 @@ from softline.engine.reading import read_recipe
 from softline.engine.task import definition_of
 from softline.engine.trained import Trained
 from softline.errors import UserError
+from softline.process import return_memory
 from softline.tasks.classification.trained import load_directory, load_published
 from softline.weights.renaming import check_keys
 
@@ -26,7 +27,10 @@ def load_trained(source: str) -> Trained:
             raise UserError(f"{path} is a directory without timm's config.json: name a checkpoint file{inside}")
         return load_directory(path)
     if path.exists() or path.suffix in (".pt", ".pth") or source.startswith("local-dir:"):
-        return _load_checkpoint(path)
+        trained = _load_checkpoint(path)
+        # a checkpoint has three times the size of its network, which no later block fits
+        return_memory()
+        return trained
     # timm publishes classifiers
     return load_published(source)
 
