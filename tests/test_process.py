@@ -189,8 +189,9 @@ def test_a_process_that_has_most_of_the_memory_returns_what_it_keeps_by_itself()
 
     # twice: another thread is not started
     keep, most = "process.keep_memory(); process.keep_memory()", 4 * 2**24
-    assert returned(keep, "before // 4", 60) > most
-    for given, left in ((keep, "before // 2"), (keep, "None"), ("process.set_allocator(-1, -1)", "0")):
+    assert returned(keep, f"before // {process.MOST_OF_AVAILABLE + 1}", 60) > most
+    enough = f"before // {process.MOST_OF_AVAILABLE - 1}"
+    for given, left in ((keep, enough), (keep, "None"), ("process.set_allocator(-1, -1)", "0")):
         assert returned(given, left, 5 * process.SECONDS_BETWEEN_LOOKS) < most
 
 

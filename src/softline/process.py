@@ -29,7 +29,7 @@ INFERENCE_BLOCK = 2**25
 """Bytes of the largest tensors of a band, see `softline.layers.bands`."""
 # how many times the memory that is left a process may have before it returns what it keeps, and how often it looks;
 # memory is faulted in at a few GB per second
-MOST_OF_AVAILABLE = 3
+MOST_OF_AVAILABLE = 6
 SECONDS_BETWEEN_LOOKS = 0.1
 STATM, MEMINFO, CGROUP = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -60,7 +60,7 @@ def keep_memory(*, largest: int = LARGEST_INT) -> bool:
     tensor is then faulted in and filled with zeros, which can take a third of the time. Afterwards the process stays as
     large as it has been once, and its peak is higher, because the blocks that are kept do not always fit: by a quarter
     in inference, by up to a factor of two in training. A thread therefore looks ten times a second how much memory is
-    left, and returns what is kept as soon as the process has more than three times as much.
+    left, and returns what is kept as soon as the process has more than six times as much.
 
     largest: bytes of the largest block that is kept; by default all are. In evaluation large images are computed in
         bands whose tensors have up to `INFERENCE_BLOCK` bytes: if those are kept and the few larger ones are returned,
@@ -103,7 +103,7 @@ def _return_when_scarce() -> None:
 
 
 def _is_scarce(available: int | None) -> bool:
-    """Return whether this process has more than three times the memory that is left.
+    """Return whether this process has more than six times the memory that is left.
 
     available: bytes that processes can still allocate, None where the system does not say.
     """
