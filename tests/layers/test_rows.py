@@ -5,7 +5,8 @@ from torch import nn
 
 from softline.errors import UserError
 from softline.heads import segmenters as segmenters_module
-from softline.layers.bands import CPU_BAND_NUMBERS, shrunk_bands
+from softline.layers import rows as rows_module
+from softline.layers.bands import CPU_BAND_NUMBERS, RETURNING_BANDS, shrunk_bands
 from softline.layers.rows import added, doubled, each_neighbourhood, group_normed, resized, rows_likeliest, rows_of
 from tests.heads.test_segmenters import EVERY, segmenters
 
@@ -83,6 +84,16 @@ def test_labels_have_the_smallest_dtype_that_has_all_classes(classes, dtype):
     labels = rows_likeliest(rows_of(logits), classes * 5, CPU)
     assert labels.dtype == dtype
     assert torch.equal(labels.long(), logits.argmax(1))
+
+
+def test_memory_is_returned_after_every_few_bands(monkeypatch):
+    returned = []
+    monkeypatch.setattr(rows_module, "return_memory", lambda: returned.append(len(read)))
+    read = []
+    for rows, _ in rows_of(torch.randn(1, 1, 2 * RETURNING_BANDS + 3, 4)).bands(CPU_BAND_NUMBERS, CPU):
+        read.append(rows)
+    assert len(read) == 2 * RETURNING_BANDS + 3
+    assert returned == [RETURNING_BANDS, 2 * RETURNING_BANDS]
 
 
 def test_sums_do_not_overwrite_their_maps():

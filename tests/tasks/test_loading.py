@@ -16,6 +16,7 @@ from timm.models import save_for_hf
 import softline
 from softline.engine.train import train
 from softline.errors import UserError
+from softline.process import ALLOCATING
 from softline.tasks.loading import load_trained
 from tests.engine.small import small_recipe, write_images
 
@@ -60,6 +61,29 @@ def test_the_checkpoint_itself_loads(run):
     for source in (run, str(run)):
         trained = softline.load(source)
         assert (trained.task, trained.name, trained.classes) == ("classification", "softpp_micro", ("dark", "light"))
+
+
+LOADING = """
+import sys
+from softline import process
+from softline.tasks.loading import load_trained
+def resident():
+    return int(process.STATM.read_text().split()[1]) * 4096
+load_trained(sys.argv[1])
+process.keep_memory(largest=process.INFERENCE_BLOCK)
+before = resident()
+kept = load_trained(sys.argv[2])
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of the process is read from /proc")
+def test_the_memory_of_a_checkpoint_is_returned_once_its_network_is_loaded(run, changed):
+    tensors = [torch.zeros(2**21) for _ in range(20)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATING)}
+    command = [sys.executable, "-c", LOADING, str(run), changed("optimizer/state", tensors)]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert int(loaded.stdout) < 4 * 2 * 2**21
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
