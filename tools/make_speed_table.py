@@ -116,23 +116,25 @@ def dense_table(content: dict[str, Any]) -> str:
     lines = []
     for height, width, backbone in dict.fromkeys(key[:3] for key in rows):
         alone = rows[height, width, backbone, None]
-        line = [f"{height} x {width}", f"`{backbone}`", _seconds_and_mib(alone["seconds"], alone["peak_bytes"])]
+        line = [unbroken(f"{height} x {width}"), f"`{backbone}`", _dense_cell(alone)]
         for head in heads:
             whole = rows.get((height, width, backbone, head))
-            line += (
-                ["-"]
-                if whole is None
-                else [
-                    f"{_seconds_and_mib(whole['seconds'], whole['peak_bytes'])}, "
-                    f"head {significant(whole['seconds'] - alone['seconds'])} s"
-                ]
-            )
+            line.append("-" if whole is None else _dense_cell(whole, whole["seconds"] - alone["seconds"]))
         lines.append(line)
     return markdown(["image", "backbone", "backbone alone", *(f"with `{head}`" for head in heads)], lines)
 
 
-def _seconds_and_mib(seconds: float, peak: int) -> str:
-    return f"{significant(seconds)} s, {significant(peak / MIB)} MiB"
+def _dense_cell(row: dict[str, Any], head_seconds: float | None = None) -> str:
+    """Time, memory and, if there is a head, its time, on a line each."""
+    parts = [f"{significant(row['seconds'])} s", f"{significant(row['peak_bytes'] / MIB)} MiB"]
+    if head_seconds is not None:
+        parts.append(f"head {significant(head_seconds)} s")
+    return "<br>".join(map(unbroken, parts))
+
+
+def unbroken(text: str) -> str:
+    """Text that stays on one line in a narrow column."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def photographs_table(content: dict[str, Any]) -> str:
