@@ -102,10 +102,12 @@ def growth_table(content: dict[str, Any]) -> str:
         raise ValueError("growth needs results of at least two sizes")
     steps = content["growth"][0]["steps"]
     head = ["", "mode", "time ~ N^", "memory ~ N^"]
-    head += [f"{step['first']} to {step['last']} ({step['tokens']:.3g}x the tokens)" for step in steps]
+    head += [lines_of(f"{step['first']} to", step["last"], f"({step['tokens']:.3g}x tokens)") for step in steps]
     lines = []
     for growth in content["growth"]:
-        ratios = [f"time {times(step['time'])}, memory {times(step['memory'])}" for step in growth["steps"]]
+        ratios = [
+            lines_of(f"time {times(step['time'])}", f"memory {times(step['memory'])}") for step in growth["steps"]
+        ]
         lines.append([f"`{growth['case']}`", growth["mode"], power(growth["time"]), power(growth["memory"]), *ratios])
     return markdown(head, lines)
 
@@ -116,7 +118,7 @@ def dense_table(content: dict[str, Any]) -> str:
     lines = []
     for height, width, backbone in dict.fromkeys(key[:3] for key in rows):
         alone = rows[height, width, backbone, None]
-        line = [unbroken(f"{height} x {width}"), f"`{backbone}`", _dense_cell(alone)]
+        line = [lines_of(f"{height} x {width}"), f"`{backbone}`", _dense_cell(alone)]
         for head in heads:
             whole = rows.get((height, width, backbone, head))
             line.append("-" if whole is None else _dense_cell(whole, whole["seconds"] - alone["seconds"]))
@@ -125,16 +127,14 @@ def dense_table(content: dict[str, Any]) -> str:
 
 
 def _dense_cell(row: dict[str, Any], head_seconds: float | None = None) -> str:
-    """Time, memory and, if there is a head, its time, on a line each."""
-    parts = [f"{significant(row['seconds'])} s", f"{significant(row['peak_bytes'] / MIB)} MiB"]
-    if head_seconds is not None:
-        parts.append(f"head {significant(head_seconds)} s")
-    return "<br>".join(map(unbroken, parts))
+    """Time, memory and, if there is a head, the time that it adds."""
+    added = [] if head_seconds is None else [f"+{significant(head_seconds)} s"]
+    return lines_of(f"{significant(row['seconds'])} s", f"{significant(row['peak_bytes'] / MIB)} MiB", *added)
 
 
-def unbroken(text: str) -> str:
-    """Text that stays on one line in a narrow column."""
-    return text.replace(" ", "\N{NO-BREAK SPACE}")
+def lines_of(*parts: str) -> str:
+    """Parts of a cell, a line each, which stay whole in a narrow column."""
+    return "<br>".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
 
 
 def photographs_table(content: dict[str, Any]) -> str:
