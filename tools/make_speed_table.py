@@ -102,7 +102,7 @@ def growth_table(content: dict[str, Any]) -> str:
         raise ValueError("growth needs results of at least two sizes")
     steps = content["growth"][0]["steps"]
     head = ["", "mode", "time ~ N^", "memory ~ N^"]
-    head += [lines_of(f"{step['first']} to", step["last"], f"({step['tokens']:.3g}x tokens)") for step in steps]
+    head += [lines_of(step["first"], f"to {step['last']}", f"({step['tokens']:.3g}x tokens)") for step in steps]
     lines = []
     for growth in content["growth"]:
         ratios = [

@@ -102,9 +102,10 @@ def test_several_pages_are_written_or_none(tool, tmp_path):
 
 def test_growth_and_memory_have_tables(tool, tmp_path):
     write(tmp_path, "2026-01-02-models.json")
-    growth = tool.fill("<!-- speed: models growth -->\n<!-- /speed -->", tmp_path)
-    assert "| `linear` | infer | 1.00 | 1.00 | time~4.0x<br>memory~4.0x |" in growth.replace(SPACE, "~")
-    assert "| `vit` | infer | - | - | time -, memory - |" in growth
+    growth = tool.fill("<!-- speed: models growth -->\n<!-- /speed -->", tmp_path).replace(SPACE, "~")
+    assert "| 256x256<br>to~512x512<br>(4x~tokens) |" in growth
+    assert "| `linear` | infer | 1.00 | 1.00 | time~4.0x<br>memory~4.0x |" in growth
+    assert "| `vit` | infer | - | - | time~-<br>memory~- |" in growth
     memory = tool.fill("<!-- speed: models memory -->\n<!-- /speed -->", tmp_path)
     assert "| `linear` | 1.00 | 4.00 | 3.91 | 1.00 |" in memory
 
