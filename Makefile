@@ -45,7 +45,7 @@ test-rivals: $(VENV)/installed-rivals
 test-browser: $(VENV)/installed-browser
 	@[ -n "$$SOFTLINE_CHROMIUM" ] || command -v chromium || command -v chromium-browser || command -v google-chrome || \
 	  { apt-get update && apt-get install -y --no-install-recommends chromium; }
-	$(BIN)/python -m pytest -m "browser and not slow" $(BROWSER_OPTIONS)
+	$(BIN)/python -m pytest -m "browser and not slow"
 
 # material's notice that it ends in 2027 is no warning of ours
 docs: $(VENV)/installed-docs

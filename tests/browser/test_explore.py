@@ -4,6 +4,7 @@ SOFTLINE_CHROMIUM names the browser; SOFTLINE_SCREENSHOTS a directory that keeps
 """
 
 import os
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,6 +27,25 @@ CHANGED = """([place, before]) => {
     return image && image.src !== before && image.complete && image.naturalWidth > 0;
 }"""
 MAPS = ("#map-a", "#map-b")
+# the page learns a second late that the server has closed the stream of answers
+LATE_END = """
+const send = window.fetch.bind(window);
+window.fetch = async (...given) => {
+    const response = await send(...given);
+    if (!response.url.includes("/queue/data")) return response;
+    const late = new TransformStream({
+        async transform(part, controller) {
+            const text = new TextDecoder().decode(part), end = text.indexOf('data: {"msg":"close_stream"');
+            const cut = end < 0 ? text.length : end, encoder = new TextEncoder();
+            controller.enqueue(encoder.encode(text.slice(0, cut)));
+            if (end < 0) return;
+            await new Promise((done) => setTimeout(done, 1000));
+            controller.enqueue(encoder.encode(text.slice(cut)));
+        },
+    });
+    return new Response(response.body.pipeThrough(late), { headers: response.headers });
+};
+"""
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +58,6 @@ def browser():
 def server(tmp_path_factory):
     with explore(tmp_path_factory.mktemp("explored"), "--port", free_port()) as server:
         yield server
-
-
-def insist(act, wait) -> None:
-    """Do something until it has an effect, as a visitor does: now and then gradio's page misses an answer."""
-    for _ in range(2):
-        act()
-        try:
-            return wait(PATIENCE / 3)
-        except sync_api.TimeoutError:
-            pass
-    act()
-    return wait(PATIENCE)
 
 
 class Visit:
@@ -84,13 +92,10 @@ class Visit:
         """Do something, and wait until these pictures are others."""
         before = {place: (self.source(place), self.pixels(place)) for place in places}
 
-        def changed(timeout: float) -> None:
-            for place, (source, _) in before.items():
-                self.page.locator(place).scroll_into_view_if_needed()
-                self.page.wait_for_function(CHANGED, arg=[place, source], timeout=timeout)
-
-        insist(act, changed)
-        for place, (_, pixels) in before.items():
+        act()
+        for place, (source, pixels) in before.items():
+            self.page.locator(place).scroll_into_view_if_needed()
+            self.page.wait_for_function(CHANGED, arg=[place, source], timeout=PATIENCE)
             assert self.pixels(place) != pixels
 
     def click(self, place: str, x: float, y: float) -> None:
@@ -158,7 +163,7 @@ def test_layers_heads_models_and_attentions_can_be_chosen(visit):
     visit.shoot("choices")
 
 
-# gradio's page now and then stops on an error of its own when two choices overlap
+# gradio's page stops on an error of its own when the choices of an open list become fewer
 @pytest.mark.slow
 def test_a_choice_made_while_another_is_computed_is_kept_and_computed(visit):
     visit.choose("b", "Model", "soft_tiny (untrained)")
@@ -196,13 +201,9 @@ def test_a_larger_image_costs_more_and_what_is_too_much_is_a_message(visit):
         visit.resize(typed)
         sync_api.expect(visit.page.locator("#size input[type=number]")).to_have_value("28")
         sync_api.expect(visit.page.locator("#answer-a")).to_contain_text("got a size of 28", timeout=PATIENCE)
-    sizes = iter((224, 240, 256))
-
-    def drawn(timeout: float) -> None:
-        for place in MAPS:
-            visit.page.wait_for_selector(f"{place} img", timeout=timeout)
-
-    insist(lambda: visit.resize(next(sizes)), drawn)
+    visit.resize(224)
+    for place in MAPS:
+        visit.page.wait_for_selector(f"{place} img", timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -245,6 +246,14 @@ def test_files_that_are_no_images_are_answered_and_the_page_goes_on(visit, tmp_p
     page.get_by_text("bomb.png cannot be read as an image").wait_for(timeout=PATIENCE)
     assert visit.source("#map-a") == before
     visit.change(lambda: visit.click("#photograph", 0.9, 0.9), *MAPS)
+
+
+def test_a_click_is_answered_that_is_made_while_the_stream_of_answers_ends(visit):
+    visit.page.add_init_script(LATE_END)
+    visit.page.reload()
+    visit.settle()
+    for step in range(3):
+        visit.change(partial(visit.click, "#photograph", 0.2 + 0.2 * step, 0.5), *MAPS)
 
 
 def test_a_file_that_is_too_large_is_answered(visit, tmp_path):

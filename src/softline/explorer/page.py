@@ -427,6 +427,10 @@ def stylesheet() -> str:
     return (files("softline.explorer") / "page.css").read_text()
 
 
+def script() -> str:
+    return f"<script>{(files('softline.explorer') / 'page.js').read_text()}</script>"
+
+
 def theme() -> gr.themes.Base:
     """Softline's colours and the system's fonts: gradio's own themes may download theirs."""
     return gr.themes.Base(

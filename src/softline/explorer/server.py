@@ -148,7 +148,7 @@ def _mounted(blocks: "gr.Blocks") -> "fastapi.FastAPI":
     import fastapi
     import gradio as gr
 
-    from softline.explorer.page import stylesheet, theme
+    from softline.explorer.page import script, stylesheet, theme
 
     blocks.queue(max_size=WAITING, api_open=False)
     blocks.state_session_capacity = SESSIONS
@@ -168,6 +168,7 @@ def _mounted(blocks: "gr.Blocks") -> "fastapi.FastAPI":
         mcp_server=False,
         theme=theme(),
         css=stylesheet(),
+        head=script(),
     )
 
 
