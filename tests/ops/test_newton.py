@@ -191,6 +191,43 @@ def test_a_single_landmark_is_inverted_by_the_same_steps(alpha, iterations):
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("landmarks", [2, 3, 4])
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.3, 2.0])
+@pytest.mark.parametrize("start", ["norm", "halving"])
+@pytest.mark.parametrize("iterations", [1, 2, 20])
+def test_small_matrices_are_inverted_by_the_same_steps(landmarks, spread, start, iterations):
+    options = {"iterations": iterations, "start": start}
+
+    def steps(A: Tensor) -> Tensor:
+        # they are differentiated, so they are computed
+        return newton_inverse(A.clone().requires_grad_(), gradient="autograd", **options).inverse.detach()
+
+    A = gram(landmarks, spread, 0, batch=(5,))
+    exact = steps(A)
+    torch.testing.assert_close(newton_inverse(A, **options).inverse, exact, rtol=1e-9, atol=1e-9)
+    single = newton_inverse(A.float(), **options).inverse
+    error, reference = ((found.double() - exact).abs().max() for found in (single, steps(A.float())))
+    assert single.dtype == torch.float32
+    assert error <= 2 * (reference + torch.finfo(torch.float32).eps * exact.abs().max())
+
+
+def test_a_small_matrix_that_is_no_number_has_no_inverse_and_leaves_others_alone():
+    A = gram(4, 1.0, 0, batch=(3,))
+    whole = newton_inverse(A).inverse
+    for wrong in (torch.nan, torch.inf):
+        broken = A.clone()
+        broken[1, 2, 3] = broken[1, 3, 2] = wrong
+        inverse = newton_inverse(broken).inverse
+        assert inverse[1].isnan().all()
+        assert torch.equal(inverse[[0, 2]], whole[[0, 2]])
+
+
+@pytest.mark.parametrize("landmarks", [1, 4])
+def test_thousands_of_steps_change_nothing_more(landmarks):
+    A = gram(landmarks, 1.0, 0)
+    assert torch.equal(newton_inverse(A, iterations=5000).inverse, newton_inverse(A, iterations=1000).inverse)
+
+
 def test_the_start_may_be_a_number():
     A = gram(20, 0.4, seed=1, batch=(2, 3))
     alpha = torch.tensor(0.01, dtype=A.dtype).reshape(1, 1, 1, 1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from softline.checks import check_integer, check_option
 from softline.errors import UserError
-from softline.ops.chunks import is_exported, of_any_size
+from softline.ops.chunks import is_exported, may_overwrite, of_any_size
 from softline.ops.inputs import divide, widen, without_autocast
 
 NewtonStart = Literal["norm", "halving"]
@@ -28,6 +28,9 @@ HALVING_BOUND = 1.01
 MAX_HALVINGS = 10
 # the iteration converges if alpha l_max^2 < 2, and ||A^2||_1 >= l_max^2 is an upper bound
 EDGE = 0.99
+# rows of the largest matrices whose eigenvalues a CPU finds sooner than it takes 20 steps
+MOST_CLOSED = 4
+MOST_DOUBLINGS = 1000
 
 
 class NewtonResult(NamedTuple):
@@ -96,20 +99,42 @@ def newton_iterate(
 
 
 def _iterate(A: Tensor, iterations: int, start: NewtonStart | Tensor) -> Tensor:
-    inverse, negative, norm = _begin(A, start)
-    if not of_any_size(A.shape[-1]) and A.shape[-1] == 1:
-        # the closed form of a single eigenvalue; E = 1 - A A_0 is squared in every step
-        remainder = (1 + negative * inverse) ** 2.0**iterations
-        inverse = divide(1 - remainder, -negative)
-    elif is_exported():
+    scaled, alpha, norm = _begin(A, start)
+    rows = A.shape[-1]
+    if not of_any_size(rows) and (rows == 1 or (rows <= MOST_CLOSED and _finds_eigenvalues(A))):
+        return _closed_form(scaled, alpha, iterations) / norm
+    # batch dimensions are flattened to one [B, m, m]
+    inverse, negative = (alpha * scaled).reshape(-1, rows, rows), -scaled.reshape(-1, rows, rows)
+    if is_exported():
         # A_{k-1} (2 I - A A_{k-1}), in three steps of a graph
-        twice = 2 * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+        twice = 2 * torch.eye(rows, dtype=A.dtype, device=A.device)
         for _ in range(iterations):
             inverse = torch.bmm(inverse, twice + torch.bmm(negative, inverse))
     else:
         for _ in range(iterations):
             inverse = _step(inverse, negative)
     return inverse.reshape(A.shape) / norm
+
+
+def _finds_eigenvalues(A: Tensor) -> bool:
+    # their gradient is infinite where two are equal; tensors on the meta device stand for those of a CPU
+    return may_overwrite() and A.device.type in ("cpu", "meta")
+
+
+def _closed_form(A: Tensor, alpha: Tensor, iterations: int) -> Tensor:
+    """The iterate A_T [..., m, m] of small matrices by their eigenvalues: (1 - (1 - alpha l^2)^(2^T)) / l."""
+    # 2^1024 is no number, and nothing changes after so many steps
+    iterations = min(iterations, MOST_DOUBLINGS)
+    if A.shape[-1] == 1:
+        remainder = (1 - alpha * A.square()) ** 2.0**iterations
+        return divide(1 - remainder, A)
+    # eigh refuses what is not a number
+    broken = ~A.sum((-2, -1), keepdim=True).isfinite()
+    values, vectors = torch.linalg.eigh(A.masked_fill(broken, 0).double())
+    # (1 - s)^(2^T) = (1 - s (2 - s))^(2^(T - 1)), which is exact for small s, and s may exceed 1
+    s = alpha[..., 0] * values.square()
+    inverted = divide(-torch.expm1(2.0 ** (iterations - 1) * torch.log1p(-s * (2 - s))), values)
+    return ((vectors * inverted[..., None, :]) @ vectors.mT).to(A.dtype).masked_fill(broken, torch.nan)
 
 
 class _OneStepInverse(torch.autograd.Function):
@@ -132,12 +157,12 @@ class _OneStepInverse(torch.autograd.Function):
 
 
 def _begin(A: Tensor, start: NewtonStart | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A_0 and -A of A / ||A||_1, whose batch dimensions are flattened to one [B, m, m], and ||A||_1 [..., 1, 1]."""
+    """A / ||A||_1 [..., m, m], alpha for it, and ||A||_1, both [..., 1, 1]."""
     # the scale only changes the range of the numbers
     norm = one_norm(A)
     scaled = A / norm
     alpha = start.to(A.dtype) * norm.square() if isinstance(start, Tensor) else _alpha_of_unit(scaled, start)
-    return (alpha * scaled).reshape(-1, *A.shape[-2:]), -scaled.reshape(-1, *A.shape[-2:]), norm
+    return scaled, alpha, norm
 
 
 def _step(inverse: Tensor, negative: Tensor) -> Tensor:
@@ -153,13 +178,15 @@ def newton_residuals(A: Tensor, *, iterations: int = 35, start: NewtonStart | Te
     computed in float64. They are infinite once the iterate has overflowed, as it may after a hundred steps.
     """
     check_newton(iterations, start)
-    inverse, negative, _ = _begin(widen(A), start)
-    exact, residuals = -negative.double(), []
+    scaled, alpha, _ = _begin(widen(A), start)
+    exact, residuals = scaled.double(), []
     size = _symmetric_norm(exact)
+    inverse, negative = (alpha * scaled).reshape(-1, *A.shape[-2:]), -scaled.reshape(-1, *A.shape[-2:])
     for step in range(iterations + 1):
         inverse = _step(inverse, negative) if step else inverse
-        residuals.append(divide(_symmetric_norm(exact @ inverse.double() @ exact - exact), size))
-    return torch.stack(residuals).reshape(-1, *A.shape[:-2])
+        whole = inverse.reshape(A.shape).double()
+        residuals.append(divide(_symmetric_norm(exact @ whole @ exact - exact), size))
+    return torch.stack(residuals)
 
 
 def _symmetric_norm(A: Tensor) -> Tensor:
