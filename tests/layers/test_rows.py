@@ -40,6 +40,21 @@ def test_doubling_and_neighbourhoods_and_group_norm():
             assert torch.allclose(in_bands(group_normed(norm, convolved, CPU)), norm(conv(maps)), atol=1e-12)
 
 
+def test_a_stored_map_is_computed_once_in_bands():
+    maps, conv, read = torch.randn(2, 6, 13, 9).double(), nn.Conv2d(6, 8, 3, padding=1).double(), []
+
+    def convolve(part):
+        read.append(part.shape[2])
+        return conv(part)
+
+    with torch.no_grad(), shrunk_bands(3 * 8 * 9 / CPU_BAND_NUMBERS):
+        stored = each_neighbourhood(convolve, rows_of(maps)).stored(8 * 9, CPU)
+        assert read == [4, 5, 5, 5, 2]
+        assert torch.allclose(stored.whole(), conv(maps), atol=1e-12)
+        assert torch.equal(in_bands(stored), stored.whole())
+        assert len(read) == 5
+
+
 def test_logits_that_are_no_numbers_are_refused():
     logits = torch.randn(1, 3, 8, 8)
     logits[0, 1, 5, 5] = torch.nan

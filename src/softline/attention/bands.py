@@ -16,14 +16,16 @@ from softline.layers.grid import GridSize
 from softline.layers.tokenwise import runs_in_parts
 from softline.ops.chunks import may_overwrite, token_chunks
 from softline.ops.inputs import saturate
+from softline.process import return_memory
 
 if TYPE_CHECKING:
     from softline.attention.multihead import MultiHeadAttention
 
 # inputs of less than so many bands are computed whole
 LEAST_BANDS = 4
-# values of up to so many bands (256 MB on a CPU) are kept: projecting them twice takes 3 to 6 % of a model's time
-KEPT_BANDS = 32
+# values of up to so many bands (128 MB on a CPU) are kept: projecting those of all stages twice takes 3 to 6 % of a
+# model's time, but larger ones are narrow, so that projecting them takes less than 1 %
+KEPT_BANDS = 16
 # queries attended at once by attention that makes all keys and values: matrix products with fewer rows are slow
 QUERIES = 1024
 
@@ -115,8 +117,11 @@ def attend_each_query(module: "MultiHeadAttention", x: Tensor) -> Tensor:
     # the projection before that of the values is that of the keys, which may be the queries
     read = module.operator.reader(module.core, project(module, x, -2), project(module, x, -1))
     out = torch.empty_like(x)
+    # what is kept is faulted in again sooner than one part is computed
     for part in token_chunks(x.shape[1], QUERIES):
+        return_memory()
         out[:, part] = module.mixed(read(project(module, x[:, part], 0)))
+    return_memory()
     return out
 
 

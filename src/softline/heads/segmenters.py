@@ -236,13 +236,14 @@ def semantic_fpn(
 def _semantic_fpn_rows(decoder: Any, maps: Sequence[RowMap]) -> RowMap:
     """What segmentation-models-pytorch's FPNDecoder does."""
     finest, fine, coarse, coarsest = maps
-    # these two are small
+    # these two are small enough to be kept
     p5 = decoder.p5(coarsest.whole())
-    p4 = decoder.p4(p5, coarse.whole())
-    p3 = added([doubled(rows_of(p4)), each_pixel(decoder.p3.skip_conv, fine)])
+    p4 = added([doubled(rows_of(p5)), each_pixel(decoder.p4.skip_conv, coarse)])
+    p4 = p4.stored(p5.shape[1] * coarse.size[1], p5.device)
+    p3 = added([doubled(p4), each_pixel(decoder.p3.skip_conv, fine)])
     p2 = added([doubled(p3), each_pixel(decoder.p2.skip_conv, finest)])
     branches = []
-    for branch, level in zip(decoder.seg_blocks, (rows_of(p5), rows_of(p4), p3, p2), strict=True):
+    for branch, level in zip(decoder.seg_blocks, (rows_of(p5), p4, p3, p2), strict=True):
         for block in branch.block:
             conv, norm, activation = block.block
             level = each_pixel(activation, group_normed(norm, each_neighbourhood(conv, level), p5.device))

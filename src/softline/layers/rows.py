@@ -29,6 +29,16 @@ class RowMap(NamedTuple):
     def whole(self) -> Tensor:
         return self.read(0, self.size[0])
 
+    def stored(self, row_numbers: int, device: torch.device) -> "RowMap":
+        """The same map, which is computed once in bands, see `bands`, and kept, with channels last in memory."""
+        kept: Tensor | None = None
+        for rows, band in self.bands(row_numbers, device):
+            if kept is None:
+                kept = band.new_empty(len(band), *self.size, band.shape[1]).permute(0, 3, 1, 2)
+            kept[:, :, rows] = band
+        assert kept is not None, "a map has rows"
+        return rows_of(kept)
+
     def bands(self, row_numbers: int, device: torch.device, *, least: int = 1) -> Iterator[tuple[slice, Tensor]]:
         """Yield the map in bands of rows, with their places.
 
