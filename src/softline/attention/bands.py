@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 # inputs of less than so many bands are computed whole
 LEAST_BANDS = 4
-# values of up to so many bands (128 MB on a CPU) are kept: projecting those of all stages twice takes 3 to 6 % of a
-# model's time, but larger ones are narrow, so that projecting them takes less than 1 %
-KEPT_BANDS = 16
+# values of up to so many bands (96 MB on a CPU) are kept: projecting those of all stages twice takes 3 to 6 % of a
+# model's time, but larger ones are narrow, so that projecting them takes 1 %
+KEPT_BANDS = 12
 # queries attended at once by attention that makes all keys and values: matrix products with fewer rows are slow
 QUERIES = 1024
 
