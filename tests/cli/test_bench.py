@@ -33,6 +33,7 @@ def test_layers_print_a_table_and_write_json_and_a_figure(small_memory, tmp_path
     for expected in ("32x32, 16 tokens", "64x64", "softpp", "vs softmax", "GFLOP/s", "1.00x", "memory p", "1 thread,"):
         assert expected in printed.out
     assert OUT_OF_MEMORY in printed.out
+    assert "GiB, which --memory-limit changes" in printed.out
     assert printed.err == ""
     written = json.loads(paths[0].read_text())
     assert [row["case"] for row in written["rows"]] == ["softmax", "softpp", "inline"] * 4

@@ -461,6 +461,9 @@ def _row_text(row: "Row") -> str:
 
 
 def _finish(options: argparse.Namespace, results: "Results") -> None:
+    from softline.engine.machine import GIB
+    from softline.measure.failures import OUT_OF_MEMORY
+
     results.finished = True
     if options.kind == "memory":
         for mode in MODES[options.mode]:
@@ -471,6 +474,12 @@ def _finish(options: argparse.Namespace, results: "Results") -> None:
         print(f"\n{text}")
     if options.kind == "inline":
         print(f"\n{_speeds(options, results)}")
+    limit = results.options["memory_limit_bytes"]
+    if limit is not None and any(row.failure == OUT_OF_MEMORY for row in results.rows):
+        print(
+            f"\n{OUT_OF_MEMORY}: a row may take {limit / GIB:.1f} GiB, which --memory-limit changes; smaller sizes or "
+            "batches take less"
+        )
     if options.json is not None:
         write_json(options.json, results.to_dict())
         print(f"measurements: {options.json}")

@@ -21,7 +21,8 @@ LONGEST = 300
 def failure_text(error: BaseException) -> str:
     """Return the first line of the error's text, or that memory ran out, whichever allocator says so."""
     text = str(error)
-    if is_out_of_memory(error):
+    # constructors that run out of memory are told to have refused their arguments
+    if is_out_of_memory(error) or (error.__cause__ is not None and is_out_of_memory(error.__cause__)):
         return OUT_OF_MEMORY
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return first if len(first) <= LONGEST else _without_middle(first)
