@@ -163,8 +163,6 @@ def test_layers_heads_models_and_attentions_can_be_chosen(visit):
     visit.shoot("choices")
 
 
-# gradio's page stops on an error of its own when the choices of an open list become fewer
-@pytest.mark.slow
 def test_a_choice_made_while_another_is_computed_is_kept_and_computed(visit):
     visit.choose("b", "Model", "soft_tiny (untrained)")
     visit.choose("b", "Attention", "hydra")

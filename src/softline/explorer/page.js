@@ -1,6 +1,8 @@
 // Gradio's server closes the stream of its answers when it has answered everything. An event that is sent just then
 // is never answered in the page: gradio's client takes the old stream for open and does not ask for a new one. Here the
 // client gets one stream that stays open, and the server's streams are read into it while an event has no answer.
+//
+// Gradio's page stops working if the choices of an open list become fewer, so answers wait until lists are closed.
 (() => {
   const send = window.fetch.bind(window);
   const unanswered = new Set();
@@ -18,10 +20,16 @@
       } catch (error) {
         unanswered.clear();
         stream = null;
-        controller.error(error);
+        // the client itself ends the stream when the page is left
+        if (request.signal.aborted) controller.close();
+        else controller.error(error);
       }
     }
     reading = false;
+  }
+
+  async function listsClosed() {
+    while (document.querySelector("[role=listbox]")) await new Promise((done) => setTimeout(done, 50));
   }
 
   // passes on all messages but the last one, that the stream is closed; returns whether there were any
@@ -34,7 +42,10 @@
       text = messages.pop();
       for (const message of messages) {
         const { msg, event_id } = JSON.parse(message.replace(/^data: */, ""));
-        if (msg === "process_completed") unanswered.delete(event_id);
+        if (msg === "process_completed") {
+          unanswered.delete(event_id);
+          await listsClosed();
+        }
         if (msg !== "close_stream") controller.enqueue(encoder.encode(`${message}\n\n`));
         any = true;
       }
