@@ -16,6 +16,7 @@ from softline.cli import main
 from softline.cli.signals import interrupting
 from softline.engine.checkpoint import load_checkpoint
 from softline.engine.train import STOPPING
+from softline.errors import UserError
 from softline.locks import LOCK
 from tests.engine.small import RECIPE, write_images
 
@@ -146,3 +147,23 @@ def test_every_command_has_the_code_of_its_signal(number, monkeypatch, capsys):
 
 def test_the_signals_are_those_that_stop_a_run():
     assert {number.name for number in CODES} == set(STOPPING)
+
+
+@pytest.mark.parametrize("number", list(CODES), ids=lambda number: number.name)
+@pytest.mark.parametrize("turned", [UserError, AssertionError])
+def test_a_signal_that_a_library_turns_into_another_error_is_told_by_its_code(
+    turned, number, monkeypatch, capsys
+):
+    def run(options):
+        try:
+            try:
+                signal.raise_signal(number)
+            finally:
+                # as torch does, whose contexts were left in the wrong order
+                raise RuntimeError("Trying to pop empty mode stack")
+        except RuntimeError as error:
+            raise turned("the network cannot be recorded") from error
+
+    monkeypatch.setattr("softline.cli.models.run", run)
+    assert main(["models"]) == CODES[number]
+    assert "cannot be recorded" not in capsys.readouterr().err

@@ -19,7 +19,7 @@ import softline
 from softline import process
 from softline.cli.arguments import Parser, split_overrides
 from softline.cli.messages import message_of
-from softline.cli.signals import interrupting, signal_of
+from softline.cli.signals import interrupting, interruption_of, signal_of
 from softline.cli.terminal import escaping, one_line
 from softline.errors import UserError
 
@@ -51,8 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 # this process is the command's own
                 process.settle(largest=KEPT.get(options.command, process.LARGEST_INT))
             return _run(options)
-        except KeyboardInterrupt as error:
-            number = signal_of(error)
+        except BaseException as error:
+            interruption = interruption_of(error)
+            if interruption is None:
+                raise
+            number = signal_of(interruption)
             print(f"\n{TEXTS[number]}", file=sys.stderr)
             return exit_code(number)
 
@@ -68,7 +71,7 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     except (UserError, ModuleNotFoundError, OSError, RuntimeError, MemoryError) as error:
         message = message_of(error)
-        if message is None:
+        if message is None or interruption_of(error) is not None:
             raise
         if options.traceback:
             traceback.print_exception(error)

@@ -29,6 +29,13 @@ def signal_of(error: KeyboardInterrupt) -> signal.Signals:
     return signal.Signals(error.args[0]) if error.args else signal.SIGINT
 
 
+def interruption_of(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Return the interruption itself, or the one that a library turned into the error while it cleaned up."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 @contextmanager
 def interrupting() -> Iterator[None]:
     """Let both signals raise KeyboardInterrupt; signals that are ignored, or handled by somebody else, stay so."""
