@@ -151,9 +151,7 @@ def test_the_signals_are_those_that_stop_a_run():
 
 @pytest.mark.parametrize("number", list(CODES), ids=lambda number: number.name)
 @pytest.mark.parametrize("turned", [UserError, AssertionError])
-def test_a_signal_that_a_library_turns_into_another_error_is_told_by_its_code(
-    turned, number, monkeypatch, capsys
-):
+def test_a_signal_that_a_library_turns_into_another_error_is_told_by_its_code(turned, number, monkeypatch, capsys):
     def run(options):
         try:
             try:
