@@ -29,8 +29,8 @@ def add_check(add_kind: Callable[..., Parser]) -> None:
         description="Compare two files that softline bench --json has written, or measure again here what one of them "
         "holds. Times are compared in units of the matrix product, and of timm's models if both have "
         "them, which were timed in the same rounds; never as they are. A case is slower if it is by all of these, by "
-        "more than three standard errors of its rounds. The exit code is 1 if a case is slower, takes more memory or "
-        "cannot be measured any more.",
+        "more than three standard errors of its rounds. The exit code is 1 if a case is slower, takes more memory, by "
+        "more than 1 MiB, or cannot be measured any more.",
     )
     parser.add_argument("before", type=Path, metavar="BEFORE.json", help="earlier results")
     parser.add_argument(

@@ -23,6 +23,8 @@ LEAST = 0.1
 """Changes below this share are not reported, however small the noise is."""
 # standard errors that count as noise
 ERRORS = 3
+# the kernel counts the memory of a process by threads, each of which tells it only now and then
+MEMORY_NOISE = 2**20
 SHARED = ("batch", "dtype", "device", "compile")
 FIELDS = {"kind": str, "command": str, "finished": bool, "options": dict, "environment": dict, "rows": list}
 NUMBER = float | int | None
@@ -58,6 +60,8 @@ class Change:
     noise: float
     """Part of the factor above 1 that the spread of the rounds explains."""
     memory: float | None
+    more_bytes: int
+    """How many bytes more it needs."""
     failure: str | None
     """Why it cannot be measured any more."""
 
@@ -65,7 +69,7 @@ class Change:
         return self.time is not None and self.time > 1 + max(least, self.noise)
 
     def is_larger(self, least: float = LEAST) -> bool:
-        return self.memory is not None and self.memory > 1 + least
+        return self.memory is not None and self.memory > 1 + least and self.more_bytes > MEMORY_NOISE
 
     def is_worse(self, least: float = LEAST) -> bool:
         return self.failure is not None or self.is_slower(least) or self.is_larger(least)
@@ -132,8 +136,10 @@ def _change(before: Mapping[Key, Row], after: Mapping[Key, Row], key: Key, refer
             factor = new.milliseconds / old.milliseconds * theirs.milliseconds / ours.milliseconds
             factors.append((factor, _noise(old, new, theirs, ours)))
     time, noise = min(factors, default=(None, 0.0), key=lambda pair: pair[0] - pair[1])
-    memory = new.peak_bytes / old.peak_bytes if old.peak_bytes and new.peak_bytes else None
-    return Change(*key[:2], old.label, time, noise, memory, new.failure if known else None)
+    memory, more = None, 0
+    if old.peak_bytes and new.peak_bytes:
+        memory, more = new.peak_bytes / old.peak_bytes, new.peak_bytes - old.peak_bytes
+    return Change(*key[:2], old.label, time, noise, memory, more, new.failure if known else None)
 
 
 def _noise(*rows: Row) -> float:
