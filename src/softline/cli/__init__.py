@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 # this process is the command's own
                 process.settle(largest=KEPT.get(options.command, process.LARGEST_INT))
             return _run(options)
-        except BaseException as error:
+        except (KeyboardInterrupt, Exception) as error:
+            # whatever a library has turned the interruption into
             interruption = interruption_of(error)
             if interruption is None:
                 raise

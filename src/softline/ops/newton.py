@@ -103,8 +103,7 @@ def _iterate(A: Tensor, iterations: int, start: NewtonStart | Tensor) -> Tensor:
     rows = A.shape[-1]
     if not of_any_size(rows) and (rows == 1 or (rows <= MOST_CLOSED and _finds_eigenvalues(A))):
         return _closed_form(scaled, alpha, iterations) / norm
-    # batch dimensions are flattened to one [B, m, m]
-    inverse, negative = (alpha * scaled).reshape(-1, rows, rows), -scaled.reshape(-1, rows, rows)
+    inverse, negative = _flattened(alpha * scaled), _flattened(-scaled)
     if is_exported():
         # A_{k-1} (2 I - A A_{k-1}), in three steps of a graph
         twice = 2 * torch.eye(rows, dtype=A.dtype, device=A.device)
@@ -165,6 +164,11 @@ def _begin(A: Tensor, start: NewtonStart | Tensor) -> tuple[Tensor, Tensor, Tens
     return scaled, alpha, norm
 
 
+def _flattened(A: Tensor) -> Tensor:
+    """Matrices [..., m, m] with one batch dimension [B, m, m]."""
+    return A.reshape(-1, *A.shape[-2:])
+
+
 def _step(inverse: Tensor, negative: Tensor) -> Tensor:
     """A_k = 2 A_{k-1} - A_{k-1} A A_{k-1}."""
     return torch.baddbmm(inverse, inverse, torch.bmm(negative, inverse), beta=2)
@@ -181,7 +185,7 @@ def newton_residuals(A: Tensor, *, iterations: int = 35, start: NewtonStart | Te
     scaled, alpha, _ = _begin(widen(A), start)
     exact, residuals = scaled.double(), []
     size = _symmetric_norm(exact)
-    inverse, negative = (alpha * scaled).reshape(-1, *A.shape[-2:]), -scaled.reshape(-1, *A.shape[-2:])
+    inverse, negative = _flattened(alpha * scaled), _flattened(-scaled)
     for step in range(iterations + 1):
         inverse = _step(inverse, negative) if step else inverse
         whole = inverse.reshape(A.shape).double()
